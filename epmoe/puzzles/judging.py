@@ -14,7 +14,7 @@ from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.telling import WIDTH, wrapped
 from epmoe.puzzles.holes import holes_of
 from epmoe.puzzles.pictures import difference, history, picture
-from epmoe.puzzles.world import Schedule, run
+from epmoe.puzzles.world import NOT_YET, Schedule, run
 
 SEEDS = 10
 SCHEDULES = (Schedule(), *(Schedule(seed) for seed in range(SEEDS)), *(Schedule(seed, stale=True) for seed in range(4)))
@@ -59,10 +59,11 @@ class Puzzle:
     title, line: its name, and what it asks in one line. start: the file that --start writes. hints: from the first
     nudge to nearly all. worlds: function () -> Worlds, the simplest first. kernels: names of the kernels in the file,
     in the order in which they are launched. mistakes: (model, cause): model(world) gives, like World.expected, what
-    the memory holds if this mistake was made. signs: (test of a Failure, cause), where wrong memory tells enough. causes:
-    the same for everything else, behind the race, if there is one, that made the memory wrong. canonical: function (memory, world)
-    -> memory, which takes away what is free. make: name of a function in the file, (**shape of a world) -> kernels; then
-    `kernels` is not used. more: function (answer, tell) -> praise, which judges the rest; it calls tell() now and then.
+    the memory holds if this mistake was made. sign: function (Failure) -> cause or None, where wrong memory tells enough.
+    cause: the same for everything else, behind the race, if there is one, that made the memory wrong. canonical: function
+    (memory, world) -> memory, which takes away what is free. make: name of a function in the file, (*shape of a world) ->
+    kernels, instead of `kernels`. more: function (puzzle, answer, tell) -> praise, which judges the rest; it calls tell()
+    now and then.
     """
 
     title: str
@@ -70,10 +71,10 @@ class Puzzle:
     start: str
     hints: tuple
     worlds: object
-    kernels: tuple
+    cause: object
+    kernels: tuple = ()
     mistakes: tuple = ()
-    signs: tuple = ()
-    causes: tuple = ()
+    sign: object = None
     canonical: object = None
     make: str | None = None
     more: object = None
@@ -131,6 +132,16 @@ class Failure:
         """Whether the simulator's report matches."""
         return re.search(pattern, self.report, re.DOTALL) is not None
 
+    def no_signal(self):
+        """Whether all words of recv_count are NOT_YET."""
+        return all((m["recv_count"] == NOT_YET).all() for m in self.raw)
+
+    def only_zeros_missing(self):
+        """Whether all words of recv_count that are NOT_YET should be 0."""
+        return all(
+            (self.should("recv_count", rank)[m["recv_count"] == NOT_YET] == 0).all() for rank, m in enumerate(self.raw)
+        )
+
     def uses(self, pattern):
         """Whether the student's lines, comments left out, match."""
         return re.search(pattern, re.sub("#.*", "", "".join(holes_of(self.source)))) is not None
@@ -168,7 +179,7 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
             runs += _one(puzzle, answer, made(world), world, schedule)
     praise = f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
     if puzzle.more:
-        praise += "\n" + puzzle.more(answer, tell)
+        praise += "\n" + puzzle.more(puzzle, answer, tell)
     return praise
 
 
@@ -186,38 +197,21 @@ def maker(puzzle, answer):
 
         @cache
         def of_shape(shape):
-            return _kernels(file, call(answer, puzzle.make, made, shape), puzzle.make)
+            try:
+                kernels = made(*shape)
+            except Exception as error:
+                raise Wrong(failed(answer.__file__, error, f"in {puzzle.make}{shape}")) from None
+            if not isinstance(kernels, (list, tuple)) or not all(isinstance(k, Kernel) for k in kernels):
+                raise Wrong(f"{puzzle.make} in {file} must return its kernels: leave its last line as it was")
+            return kernels
 
         return lambda world: of_shape(world.data["shape"])
     found = [getattr(answer, name, None) for name in puzzle.kernels]
     for name, kern in zip(puzzle.kernels, found):
         if not isinstance(kern, Kernel):
-            function(_Callable(answer, name), name)
+            function(answer, name)
             raise Wrong(f"{name} in {file} is not a kernel: keep @kernel above it")
     return lambda world: found
-
-
-def _kernels(file, made, name):
-    if not isinstance(made, (list, tuple)) or not all(isinstance(k, Kernel) for k in made):
-        raise Wrong(f"{name} in {file} must return its kernels: leave its last line as it was")
-    return tuple(made)
-
-
-def call(answer, name, made, shape):
-    """The kernels that a function of the file makes for a shape; Wrong if it fails."""
-    try:
-        return made(*shape)
-    except Exception as error:
-        raise Wrong(failed(answer.__file__, error, f"in {name}{shape}")) from None
-
-
-class _Callable:
-    """A module whose kernels can be called, for `function`, which says it if one is missing."""
-
-    def __init__(self, answer, name):
-        self.__file__ = answer.__file__
-        if hasattr(answer, name):
-            setattr(self, name, print)
 
 
 def attempt(puzzle, kernels, world, schedule):
@@ -277,15 +271,15 @@ def told(kernels, failure):
 
 
 def mistaken(failure):
-    """The cause if the memory alone tells which mistake was made, else ""."""
+    """The cause if the memory alone tells which mistake was made, else None."""
     if failure.kind != "wrong":
-        return ""
+        return None
     for model, cause in failure.puzzle.mistakes:
         made = model(failure.world)
         if made is not None and _same(made, failure.result.memory):
             if not _same(made, failure.world.expected):
                 return cause
-    return next((cause for test, cause in failure.puzzle.signs if test(failure)), "")
+    return failure.puzzle.sign and failure.puzzle.sign(failure)
 
 
 def _same(made, memory):
@@ -299,9 +293,9 @@ def _same(made, memory):
 
 def cause_of(failure):
     """The cause in words."""
-    for test, cause in failure.puzzle.causes:
-        if test(failure):
-            return cause
+    cause = failure.puzzle.cause(failure)
+    if cause:
+        return cause
     if failure.kind == "race":
         for pattern, cause in RACES:
             if failure.says(pattern):

@@ -7,22 +7,23 @@ tests notice.
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 
 import ml_dtypes
 import numpy as np
 
+from epmoe.check import check
 from epmoe.lessons.answers import Wrong
 from epmoe.lessons.telling import WIDTH
 from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
 from epmoe.mutants.token_mutations import STRONG, mutants_of
 from epmoe.puzzles.holes import HOLE
-from epmoe.puzzles.world import Schedule
+from epmoe.puzzles.judging import attempt, maker
+from epmoe.puzzles.world import NOT_YET, Schedule, many
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-NOT_YET = 2**64 - 1
 TRIED = (*(Schedule(seed) for seed in (None, 0, 1, 2, 3)), Schedule(4, stale=True))
 TESTED = tuple(Schedule(seed, races=False) for seed in (None, 0))
 SHOWN_BY_RESULTS = ("reset", "wait")  # kinds of Loss; of these the tests see more schedules
@@ -38,6 +39,7 @@ CASES = (
 MOST_TOKENS, MOST_ROUNDS, MOST_TESTS = 8, 4, 6
 SHOWN = 6
 GOOD_TESTS = (((3, 2), 2), ((0, 4), 3), ((5, 5), 2))
+NOT_ACQ_REL = r"_(relaxed|acquire|release)_\w+\(done"  # an atomic that counts a block in `done`
 
 
 def routing(rank, n, top_k, n_experts):
@@ -53,6 +55,24 @@ def values(rank, n, hidden):
     return (64 * (rank + 1) + 8 * t + c % 8).astype(BF16)
 
 
+def arrivals(ids, rank, local):
+    """([(src_rank, token, k)] of a rank's rows, in their order; where each segment begins, and the end of the last)."""
+    came, begins = [], [0]
+    for expert in range(rank * local, (rank + 1) * local):
+        for src_rank, of_rank in enumerate(ids):
+            came += [(src_rank, t, k) for t, k in np.argwhere(of_rank == expert)]
+            begins.append(len(came))
+    return came, begins
+
+
+def described(tokens, n_experts, rounds, grid, threads):
+    """A world in words."""
+    counts = " and ".join(map(str, tokens))
+    return (
+        f"ranks with {counts} tokens, {n_experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
+    )
+
+
 def only_these_missing(f, counts):
     """Whether a hang lacks just signals of counts of 0. counts: of each rank's words, shaped like a round of them.
 
@@ -65,6 +85,11 @@ def only_these_missing(f, counts):
         np.asarray(c)[m["recv_count"][n] == NOT_YET] for c, m, n in zip(counts, f.raw, rounds) if n == min(rounds)
     ]
     return any(map(len, missing)) and all((c == 0).all() for c in missing)
+
+
+def unfenced(hole, pattern):
+    """Whether a hole matches the pattern, and has no fence."""
+    return re.search(pattern, hole) is not None and "fence" not in hole
 
 
 @dataclass(frozen=True)
@@ -107,23 +132,26 @@ def _lost_waits(source, own):
             yield Loss(node.lineno, "wait", f"{ast.unparse(node.test)}: the wait -> nothing", "".join(edited))
 
 
-def more_of(name, test_world):
-    """What `judge` does behind the schedules. name: "dispatch" or "combine". test_world: (tokens, rounds) -> World.
+def more_of(implementation, world, compared):
+    """What `judge` does behind the schedules. implementation: own_dispatch or own_combine. world, compared: as for tested."""
 
-    A test compares the regions in test_world's `expected`: results, and the signals, which must be NOT_YET again.
-    """
-
-    def more(answer, tell):
-        from epmoe.puzzles import puzzle
-
-        asked = puzzle({"dispatch": 15, "combine": 16}[name])
-        tests, good = ([test_world(*t) for t in given] for given in (tests_of(answer), GOOD_TESTS))
-        said = [_checked(name, asked, answer, tell)]
+    def more(asked, answer, tell):
+        tests, good = (tested(given, world, compared) for given in (tests_of(answer), GOOD_TESTS))
+        said = [_checked(implementation(maker(asked, answer), world), tell)]
         tell()
         said.append(broken(asked, answer, tests, good, tell))
         return "\n".join(said)
 
     return more
+
+
+def tested(tests, world, compared):
+    """The worlds of some TESTS, in which only the regions `compared` must be as expected: results, and the signals.
+
+    world: function that makes worlds of the puzzle.
+    """
+    made = [world((2, 4, 2, 8, max(1, *tokens)), tokens, rounds, grid=2, threads=33) for tokens, rounds in tests]
+    return [replace(w, expected=tuple({k: e[k] for k in compared} for e in w.expected)) for w in made]
 
 
 def tests_of(answer):
@@ -144,16 +172,12 @@ def tests_of(answer):
     return tests
 
 
-def _checked(name, asked, answer, tell):
+def _checked(implementation, tell):
     """`epmoe check` of the student's kernels; Wrong if a case differs."""
-    from epmoe.check import check
-    from epmoe.puzzles.judging import maker
-    from epmoe.puzzles.own_implementation import implementation
-
-    made, outcomes = implementation(name, maker(asked, answer)), []
+    outcomes = []
     for case in CASES:
         tell()
-        outcomes += check(made, n_ranks=2, only=case).outcomes
+        outcomes += check(implementation, n_ranks=2, only=case).outcomes
     failed = [o for o in outcomes if o.differences]
     if failed:
         raise Wrong(f"`epmoe check` finds a difference.\n\n{failed[0]}")
@@ -175,7 +199,7 @@ def broken(asked, answer, tests, good, tell):
         report = _noticed(asked, made, worlds, TRIED)
         if report is None:
             superfluous.append(loss)
-        elif _noticed(asked, made, tests, _tested(loss)) is None:
+        elif _noticed(asked, made, tests, TESTED + MORE_TESTED * (loss.kind in SHOWN_BY_RESULTS)) is None:
             missed.append((loss, report))
     if superfluous:
         raise _wrong(
@@ -204,11 +228,6 @@ def broken(asked, answer, tests, good, tell):
     return said
 
 
-def _tested(loss):
-    """The schedules on which the student's TESTS may notice a loss."""
-    return TESTED + MORE_TESTED if loss.kind in SHOWN_BY_RESULTS else TESTED
-
-
 def _wrong(cause, found):
     return Wrong(f"{fill(cause, WIDTH)}\n\n{_listed(found)}")
 
@@ -220,8 +239,6 @@ def _listed(found):
 
 def _maker_of(asked, answer, source):
     """maker() for edited source; its lines are the student's."""
-    from epmoe.puzzles.judging import maker
-
     edited = type(answer)(answer.__name__)
     edited.__file__ = answer.__file__
     vars(edited).update(PLAIN_ATOMICS)
@@ -231,8 +248,6 @@ def _maker_of(asked, answer, source):
 
 def _noticed(asked, made, worlds, schedules):
     """What goes wrong in one of the worlds, or None."""
-    from epmoe.puzzles.judging import attempt
-
     for schedule in schedules:
         for world in worlds:
             failure = attempt(asked, made(world), world, schedule)

@@ -73,22 +73,49 @@ def _copied(world, chosen):
     return ({"copied": copied},)
 
 
-def _mask(world, rows=None, vectors=None):
-    n = world.tokens[0]
+def _model(rows=lambda w: w.tokens[0], vectors=lambda w: VECTORS):
+    """A model: the first rows(world) rows are copied, and of each the first vectors(world) vectors."""
     row, vector = np.arange(ROOM)[:, None], np.arange(VECTORS)
-    return (row < (n if rows is None else rows(n, world))) & (vector < (VECTORS if vectors is None else vectors(world)))
+    return lambda w: _copied(w, (row < rows(w)) & (vector < vectors(w)))
 
 
-def _every_row_one_vector(world):
-    chosen = np.zeros(ROOM * VECTORS, bool)
-    chosen[: max(0, world.tokens[0] - 1 + VECTORS) if world.tokens[0] else 0] = True
-    return chosen.reshape(ROOM, VECTORS)
+def _one_a_block(w):
+    return min(w.tokens[0], w.grid)
 
 
-def _one_vector_more(world):
-    n, chosen = world.tokens[0], _mask(world)
-    chosen[n : n + 1, 0] = n > 0
-    return chosen
+def _one_a_thread(w):
+    return min(VECTORS, w.block)
+
+
+def _overlapping(w):
+    n = w.tokens[0]
+    return _copied(w, np.arange(ROOM * VECTORS).reshape(ROOM, VECTORS) < (n - 1 + VECTORS if n else 0))
+
+
+def _one_vector_more(w):
+    n, row, vector = w.tokens[0], np.arange(ROOM)[:, None], np.arange(VECTORS)
+    return _copied(w, (row < n) | (row == n) & (vector == 0) & (n > 0))
+
+
+def _one_too_far(w):
+    row = np.arange(ROOM)[:, None]
+    return _copied(w, np.repeat((0 < row) & (row <= w.tokens[0]), VECTORS, axis=1))
+
+
+def _cause(f):
+    if f.says("is not 16-byte aligned"):
+        return "an address is not a multiple of 16: a vector takes 16 bytes, so its number must be multiplied by 16."
+    if f.race_on("copied") and f.says("both are in one block|both are in one warp"):
+        return "threads of one block copy the same vector: start at thread_idx(), go on by block_dim()."
+    if f.race_on("copied"):
+        return "several blocks copy the same row: start at block_idx(), go on by grid_dim()."
+    if f.kind == "bounds":
+        return "an address is outside the rows: row r begins 16 * VECTORS * r bytes behind the first."
+    if f.differs("copied") and sorted(f.holds("copied")[f.place[2][0]]) == sorted(f.should("copied")[f.place[2][0]]):
+        return "the words of a vector are in the wrong places: store a, b, c, d in the order of the load."
+    if f.differs("copied") and f.holds("copied")[f.place[2]] in _rows():
+        return "a row is at the wrong place: row r begins 16 * VECTORS * r bytes behind the first."
+    return None
 
 
 PUZZLE = Puzzle(
@@ -105,61 +132,21 @@ PUZZLE = Puzzle(
     worlds=worlds,
     kernels=("copy_rows",),
     mistakes=(
-        (lambda w: _copied(w, _mask(w, lambda n, w: 0)), "no row has been copied yet."),
+        (_model(lambda w: 0), "no row has been copied yet."),
+        (_model(_one_a_block), "each block copies one row only: it must go on with the row grid_dim() further."),
         (
-            lambda w: _copied(w, _mask(w, lambda n, w: min(n, w.grid))),
-            "each block copies one row only: it must go on with the row grid_dim() further.",
-        ),
-        (
-            lambda w: _copied(w, _mask(w, None, lambda w: min(VECTORS, w.block))),
+            _model(vectors=_one_a_thread),
             "each thread copies one vector of a row only: it must go on with the vector block_dim() further.",
         ),
         (
-            lambda w: _copied(w, _mask(w, lambda n, w: min(n, w.grid), lambda w: min(VECTORS, w.block))),
+            _model(_one_a_block, _one_a_thread),
             "each thread copies one vector in all: two loops are needed, over rows and over vectors.",
         ),
-        (
-            lambda w: _copied(w, _mask(w, lambda n, w: ROOM)),
-            "rows from num_tokens on are copied too: they belong to nobody.",
-        ),
-        (lambda w: _copied(w, _mask(w, lambda n, w: n + 1)), "one row too many is copied: the last is num_tokens - 1."),
-        (
-            lambda w: _copied(w, _one_vector_more(w)),
-            "one vector too many of each row is copied: vector VECTORS is the first of the next row.",
-        ),
-        (
-            lambda w: _copied(w, _every_row_one_vector(w)),
-            "the rows overlap: row r begins VECTORS vectors behind row r - 1, not one.",
-        ),
-        (
-            lambda w: _copied(w, _mask(w, lambda n, w: n + 1) & (np.arange(ROOM)[:, None] > 0)),
-            "the rows are one too far: block 0 begins with row 0.",
-        ),
+        (_model(lambda w: ROOM), "rows from num_tokens on are copied too: they belong to nobody."),
+        (_model(lambda w: w.tokens[0] + 1), "one row too many is copied: the last is num_tokens - 1."),
+        (_one_vector_more, "one vector too many of each row is copied: vector VECTORS is the first of the next row."),
+        (_overlapping, "the rows overlap: row r begins VECTORS vectors behind row r - 1, not one."),
+        (_one_too_far, "the rows are one too far: block 0 begins with row 0."),
     ),
-    causes=(
-        (
-            lambda f: f.says("is not 16-byte aligned"),
-            "an address is not a multiple of 16: a vector takes 16 bytes, so its number must be multiplied by 16.",
-        ),
-        (
-            lambda f: f.race_on("copied") and f.says("both are in one block|both are in one warp"),
-            "threads of one block copy the same vector: start at thread_idx(), go on by block_dim().",
-        ),
-        (lambda f: f.race_on("copied"), "several blocks copy the same row: start at block_idx(), go on by grid_dim()."),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is outside the rows: row r begins 16 * VECTORS * r bytes behind the first.",
-        ),
-        (
-            lambda f: (
-                f.differs("copied")
-                and sorted(f.holds("copied")[f.place[2][0]]) == sorted(f.should("copied")[f.place[2][0]])
-            ),
-            "the words of a vector are in the wrong places: store a, b, c, d in the order of the load.",
-        ),
-        (
-            lambda f: f.differs("copied") and f.holds("copied")[f.place[2]] in _rows(),
-            "a row is at the wrong place: row r begins 16 * VECTORS * r bytes behind the first.",
-        ),
-    ),
+    cause=_cause,
 )

@@ -62,16 +62,13 @@ def _world(ids, grid, warps):
     chosen = np.flatnonzero(ids == WANTED)
     name = f"{tokens} tokens, {len(chosen)} of them for expert {WANTED}, {many(grid, 'block')} of {many(warps, 'warp')}"
     start = {"experts": ids, "reserved": np.zeros(1)}
-    data = dict(chosen=chosen, warps=grid * warps)
-    expected = {"reserved": np.array([len(chosen)]), "messages": _messages(chosen)}
-    return World(name, REGIONS, (tokens,), (start,), (expected,), grid, 32 * warps, data=data)
+    expected = {"reserved": np.array([len(chosen)]), "messages": _messages(chosen, np.arange(len(chosen)))}
+    return World(name, REGIONS, (tokens,), (start,), (expected,), grid, 32 * warps, data=dict(chosen=chosen))
 
 
-def _messages(tokens, slots=None):
+def _messages(tokens, slots):
     made = REGIONS[2].unwritten()
-    for slot, token in zip(range(ROOM) if slots is None else slots, tokens):
-        if slot < ROOM:
-            made[slot] = 100 * (token + 1) + np.arange(LANES)
+    made[slots] = 100 * (tokens[:, None] + 1) + np.arange(LANES)
     return made
 
 
@@ -94,6 +91,49 @@ def canonical(memory, world):
     return (m | {"messages": slots},)
 
 
+def _claimed(slots):
+    """A model: so many slots are claimed for each token."""
+    return lambda w: ({"reserved": np.array([slots * len(w.data["chosen"])])},)
+
+
+def _sign(f):
+    chosen = f.world.data["chosen"]
+    if f.differs("messages") and (f.holds("messages") == _messages(chosen, chosen)).all():
+        return "a message lies in the slot of its token's number: its slot is what the atomic returns."
+    return None
+
+
+def _cause(f):
+    messages = f.holds("messages", 0)
+    if f.race_on("reserved") and f.says("scopes"):
+        return "the atomic is atomic within a block only (cta), and warps of several blocks claim: gpu."
+    if f.race_on("reserved"):
+        return (
+            "two warps read the same number in `reserved` and take the same slot: read and add in one operation, an "
+            "atomic."
+        )
+    if f.kind == "hang" and f.says("waits at (warp_|shfl)"):
+        return "lane 0 alone comes to the warp operation, which waits for all lanes: take it out of the `if`."
+    if f.race_on("messages"):
+        return (
+            "two warps write to the same slot: each slot comes from the atomic, and reaches all lanes by "
+            "warp_broadcast_i32."
+        )
+    if f.kind == "bounds" and f.holds("reserved", 0)[0] > len(f.world.data["chosen"]):
+        return "every lane claims a slot of its own: one lane must claim it for all."
+    if f.kind == "wrong" and not (messages[1:] > 0).any():
+        return "all tokens go to slot 0: the number from the atomic does not reach the lanes. Which lane has it?"
+    if f.kind in ("bounds", "wrong") and (messages[0] == f.world.region("messages").unwritten()[0]).all():
+        return "slot 0 stays empty: the atomic returns the number before it added, which is the slot."
+    if f.differs("messages") and any(len(set((slot // 100).tolist())) > 1 for slot in messages):
+        return "the lanes of a warp do not agree on the slot: only lane 0 knows it until it is broadcast."
+    if f.kind == "bounds":
+        return "an address is outside `messages`: slot s begins 4 * LANES * s bytes behind the first."
+    if f.differs("messages"):
+        return "the slots are right, and what is written there is not: lane i writes 100 * (token + 1) + i at place i."
+    return None
+
+
 PUZZLE = Puzzle(
     title="Claim a slot",
     line="warps take places in a queue with an atomic",
@@ -108,90 +148,11 @@ PUZZLE = Puzzle(
     kernels=("claim",),
     canonical=canonical,
     mistakes=(
-        (
-            lambda w: ({"reserved": np.array([0])},) if len(w.data["chosen"]) else None,
-            "nothing has been claimed: `reserved` is still 0.",
-        ),
-        (
-            lambda w: ({"reserved": np.array([LANES * len(w.data["chosen"])])},),
-            "every lane claims a slot of its own: one lane must claim it for all.",
-        ),
-        (
-            lambda w: ({"reserved": np.array([2 * len(w.data["chosen"])])},),
-            "a slot is claimed twice for each token: add 1, once.",
-        ),
+        (_claimed(0), "nothing has been claimed: `reserved` is still 0."),
+        (_claimed(LANES), "every lane claims a slot of its own: one lane must claim it for all."),
+        (_claimed(2), "a slot is claimed twice for each token: add 1, once."),
         (lambda w: ({"messages": w.region("messages").unwritten()},), "slots are claimed, but no message is written."),
     ),
-    signs=(
-        (
-            lambda f: (
-                f.differs("messages")
-                and (f.holds("messages") == _messages(f.world.data["chosen"], f.world.data["chosen"])).all()
-            ),
-            "a message lies in the slot of its token's number: its slot is what the atomic returns.",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: f.race_on("reserved") and f.says("plain access|atomic_add.*load_|load_i32"),
-            "two warps read the same number in `reserved` and take the same slot: read and add in one "
-            "operation, an atomic.",
-        ),
-        (
-            lambda f: f.race_on("reserved") and f.says("scopes"),
-            "the atomic is atomic within a block only (cta), and warps of several blocks claim: gpu.",
-        ),
-        (
-            lambda f: f.race_on("reserved"),
-            "two warps read the same number in `reserved` and take the same slot: read and add in one "
-            "operation, an atomic.",
-        ),
-        (
-            lambda f: f.kind == "hang" and f.says("waits at (warp_|shfl)"),
-            "lane 0 alone comes to the warp operation, which waits for all lanes: take it out of the `if`.",
-        ),
-        (
-            lambda f: f.race_on("messages"),
-            "two warps write to the same slot: each slot comes from the atomic, and reaches all lanes "
-            "by warp_broadcast_i32.",
-        ),
-        (
-            lambda f: f.kind == "bounds" and f.holds("reserved", 0)[0] > len(f.world.data["chosen"]),
-            "every lane claims a slot of its own: one lane must claim it for all.",
-        ),
-        (
-            lambda f: f.kind == "wrong" and _only_first(f),
-            "all tokens go to slot 0: the number from the atomic does not reach the lanes. Which lane has it?",
-        ),
-        (
-            lambda f: f.kind in ("bounds", "wrong") and _first_empty(f),
-            "slot 0 stays empty: the atomic returns the number before it added, which is the slot.",
-        ),
-        (
-            lambda f: f.differs("messages") and _scattered(f),
-            "the lanes of a warp do not agree on the slot: only lane 0 knows it until it is broadcast.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is outside `messages`: slot s begins 4 * LANES * s bytes behind the first.",
-        ),
-        (
-            lambda f: f.differs("messages"),
-            "the slots are right, and what is written there is not: lane i writes 100 * (token + 1) + i at place i.",
-        ),
-    ),
+    sign=_sign,
+    cause=_cause,
 )
-
-
-def _first_empty(f):
-    return (f.holds("messages", 0)[0] == f.world.region("messages").unwritten()[0]).all()
-
-
-def _only_first(f):
-    return not (f.holds("messages", 0)[1:] > 0).any()
-
-
-def _scattered(f):
-    """Whether some slot has numbers of several tokens, or of some lanes only."""
-    slots = f.holds("messages", 0)
-    return any(len(set((row // 100).tolist())) > 1 for row in slots)

@@ -80,6 +80,35 @@ def worlds():
     return _world(1, 1, 1), _world(3, 1, 2), _world(9, 2, 2), _world(0, 1, 1)
 
 
+def _cause(f):
+    if f.waits_for("finished") and (f.holds("messages", 0)[: f.world.tokens[0]] < 0).any():
+        return "nothing is written yet, and nothing counted: block 0 waits for ever."
+    if f.waits_for("finished"):
+        return "messages are written and not counted: block 0 waits for `finished` for ever."
+    if f.race_on("finished") and f.says("scopes"):
+        return "`finished` is used by several blocks: cta is too narrow a scope."
+    if f.race_on("finished"):
+        return "`finished` is changed by several warps at once, and read meanwhile: add with a red_add_."
+    if f.race_on("messages") and f.says("the write is relaxed"):
+        return "the count says nothing about the message: a relaxed addition orders nothing. Release it."
+    if f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before"):
+        return (
+            "lane 0 counts when it has written itself, and other lanes have not yet: a syncwarp() is missing between "
+            "the store and the count."
+        )
+    if f.race_on("messages") and f.says("release comes before it"):
+        return "the message is counted before it is written: store first, count after."
+    if f.race_on("messages") and f.says("scopes"):
+        return "the reader is another block: cta is too narrow a scope for the count."
+    if f.differs("finished"):
+        return "`finished` must grow by 1 for each message."
+    if f.differs("messages") and (f.holds("messages", 0) > 0).any():
+        return "parts of the messages are missing or wrong: each lane stores its own `value` at its own `place`."
+    if f.differs("messages"):
+        return "the messages are counted, and never written."
+    return None
+
+
 PUZZLE = Puzzle(
     title="Count what is written",
     line="a message counts when all lanes have written their part",
@@ -94,49 +123,9 @@ PUZZLE = Puzzle(
     kernels=("count",),
     mistakes=(
         (
-            lambda w: ({"finished": np.array([LANES * w.tokens[0]])},) if w.tokens[0] else None,
+            lambda w: ({"finished": np.array([LANES * w.tokens[0]])},),
             "every lane counts: a message is counted 32 times. One lane must count for the warp.",
         ),
     ),
-    causes=(
-        (
-            lambda f: f.waits_for("finished") and (f.holds("messages", 0)[: f.world.tokens[0]] < 0).any(),
-            "nothing is written yet, and nothing counted: block 0 waits for ever.",
-        ),
-        (
-            lambda f: f.waits_for("finished"),
-            "messages are written and not counted: block 0 waits for `finished` for ever.",
-        ),
-        (
-            lambda f: f.race_on("finished") and f.says("scopes"),
-            "`finished` is used by several blocks: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on("finished"),
-            "`finished` is changed by several warps at once, and read meanwhile: add with a red_add_.",
-        ),
-        (
-            lambda f: f.race_on("messages") and f.says("the write is relaxed"),
-            "the count says nothing about the message: a relaxed addition orders nothing. Release it.",
-        ),
-        (
-            lambda f: f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before"),
-            "lane 0 counts when it has written itself, and other lanes have not yet: a syncwarp() is "
-            "missing between the store and the count.",
-        ),
-        (
-            lambda f: f.race_on("messages") and f.says("release comes before it"),
-            "the message is counted before it is written: store first, count after.",
-        ),
-        (
-            lambda f: f.race_on("messages") and f.says("scopes"),
-            "the reader is another block: cta is too narrow a scope for the count.",
-        ),
-        (lambda f: f.differs("finished"), "`finished` must grow by 1 for each message."),
-        (
-            lambda f: f.differs("messages") and (f.holds("messages", 0) > 0).any(),
-            "parts of the messages are missing or wrong: each lane stores its own `value` at its own `place`.",
-        ),
-        (lambda f: f.differs("messages"), "the messages are counted, and never written."),
-    ),
+    cause=_cause,
 )

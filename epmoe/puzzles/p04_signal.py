@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World, many
+from epmoe.puzzles.world import NOT_YET, Region, World, many
 
 START = '''"""Puzzle 4: signal.
 
@@ -86,7 +86,6 @@ def receive(params, my_rank):
 '''
 
 RANKS, EXPERTS, LOCAL, SLOTS = 2, 4, 2, 7
-NOT_YET = 2**64 - 1
 REGIONS = (
     Region("ids", (SLOTS,), axes=("token",)),
     Region("finished", (EXPERTS,), axes=("expert",)),
@@ -111,18 +110,11 @@ def _world(ids, writers):
         expected.append({"recv_count": counts, "recv_buf": buf, "seen": buf})
     tokens = tuple(len(of_rank) for of_rank in ids)
     name = f"ranks with {tokens[0]} and {tokens[1]} tokens, {many(writers, 'writing block')} each"
-    data = dict(ids=ids)
-    return World(name, REGIONS, tokens, tuple(start), tuple(expected), 2 + writers, 1, data=data)
+    return World(name, REGIONS, tokens, tuple(start), tuple(expected), 2 + writers, 1, data=dict(ids=ids))
 
 
 def _counts(ids, rank):
-    experts = rank * LOCAL + np.arange(LOCAL)[:, None]
-    return np.sum(np.stack(ids_padded(ids)) == experts[..., None], axis=2).astype(np.uint64)
-
-
-def ids_padded(ids):
-    """The ids of each rank, as long as the longest."""
-    return [np.pad(i, (0, SLOTS - len(i)), constant_values=-1) for i in ids]
+    return np.array([[np.sum(i == rank * LOCAL + le) for i in ids] for le in range(LOCAL)], np.uint64)
 
 
 def worlds():
@@ -143,6 +135,42 @@ def _all(value):
 WRONG_WORD = (
     "a signal holds the wrong number, or is at the wrong place: the count of expert e goes to [e % LOCAL, my_rank]."
 )
+
+
+def _cause(f):
+    if f.waits_for("recv_count") and f.no_signal():
+        return "no signal has been sent: the receivers wait for ever."
+    if f.waits_for("recv_count") and f.only_zeros_missing():
+        return "an expert without tokens gets no signal, and its receiver waits for ever: send counts of 0 too."
+    if f.waits_for("recv_count") and _at_home(f):
+        return "the signals lie at home: they belong into recv_count of the expert's rank, expert // LOCAL."
+    if f.waits_for("finished"):
+        return "block 0 waits for a number in `finished` that never comes: the count of this very expert."
+    if f.waits_for("recv_count"):
+        return "a signal is at the wrong place: its index is [expert % LOCAL, my_rank], and my_rank is the sender."
+    if f.kind == "bounds":
+        return "an address is outside the regions: recv_count of a rank has LOCAL * N_RANKS words, of 8 bytes."
+    if f.race_on("recv_count") and f.says("scopes"):
+        return "the scope of the signal is too narrow: it goes to another GPU, so sys."
+    if f.race_on("recv_count") and f.says("plain"):
+        return "the signal is a plain store, and the receiver reads it meanwhile: store with st_release_sys."
+    if f.race_on("finished") and f.says("plain"):
+        return "`finished` is read by a plain load while blocks add to it: load with ld_acquire_gpu."
+    if f.race_on("finished") and f.says("scopes"):
+        return "`finished` is written by other blocks: cta is too narrow a scope."
+    if f.race_on("recv_buf") and f.says("the read is relaxed"):
+        return "block 0 sees the count and does not acquire what was written: a relaxed load orders nothing."
+    if f.race_on("recv_buf") and f.says("the write is relaxed"):
+        return "the signal is relaxed: whoever sees it knows nothing of the messages. Release it."
+    if f.race_on("recv_buf") and f.before and f.before.differs("recv_count"):
+        return WRONG_WORD
+    if f.race_on("recv_buf") or f.differs("seen"):
+        return "a signal is sent before all messages are written: wait for finished[expert] first."
+    if f.differs("recv_count") and f.kind == "wrong":
+        return WRONG_WORD
+    return None
+
+
 PUZZLE = Puzzle(
     title="Signal",
     line="tell another rank that its messages are there",
@@ -160,71 +188,8 @@ PUZZLE = Puzzle(
         (_all(lambda c: c + np.uint64(1)), "the signal holds the count, not one more."),
         (_all(np.ones_like), "the signal must hold the count, not just a 1."),
     ),
-    causes=(
-        (
-            lambda f: f.waits_for("recv_count") and _signalled(f) == 0,
-            "no signal has been sent: the receivers wait for ever.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count") and _only_zeros_missing(f),
-            "an expert without tokens gets no signal, and its receiver waits for ever: send counts of 0 too.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count") and _at_home(f),
-            "the signals lie at home: they belong into recv_count of the expert's rank, expert // LOCAL.",
-        ),
-        (
-            lambda f: f.waits_for("finished"),
-            "block 0 waits for a number in `finished` that never comes: the count of this very expert.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "a signal is at the wrong place: its index is [expert % LOCAL, my_rank], and my_rank is the sender.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is outside the regions: recv_count of a rank has LOCAL * N_RANKS words, of 8 bytes.",
-        ),
-        (
-            lambda f: f.race_on("recv_count") and f.says("scopes"),
-            "the scope of the signal is too narrow: it goes to another GPU, so sys.",
-        ),
-        (
-            lambda f: f.race_on("recv_count") and f.says("plain"),
-            "the signal is a plain store, and the receiver reads it meanwhile: store with st_release_sys.",
-        ),
-        (
-            lambda f: f.race_on("finished") and f.says("plain"),
-            "`finished` is read by a plain load while blocks add to it: load with ld_acquire_gpu.",
-        ),
-        (
-            lambda f: f.race_on("finished") and f.says("scopes"),
-            "`finished` is written by other blocks: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on("recv_buf") and f.says("the read is relaxed"),
-            "block 0 sees the count and does not acquire what was written: a relaxed load orders nothing.",
-        ),
-        (
-            lambda f: f.race_on("recv_buf") and f.says("the write is relaxed"),
-            "the signal is relaxed: whoever sees it knows nothing of the messages. Release it.",
-        ),
-        (lambda f: f.race_on("recv_buf") and f.before and f.before.differs("recv_count"), WRONG_WORD),
-        (
-            lambda f: f.race_on("recv_buf") or f.differs("seen"),
-            "a signal is sent before all messages are written: wait for finished[expert] first.",
-        ),
-        (lambda f: f.differs("recv_count") and f.kind == "wrong", WRONG_WORD),
-    ),
+    cause=_cause,
 )
-
-
-def _signalled(f):
-    return sum(int((m["recv_count"] != NOT_YET).sum()) for m in f.raw)
-
-
-def _only_zeros_missing(f):
-    return all((f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all() for r, m in enumerate(f.raw))
 
 
 def _at_home(f):

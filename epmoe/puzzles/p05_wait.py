@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World, many
+from epmoe.puzzles.world import NOT_YET, Region, World, many
 
 START = '''"""Puzzle 5: wait.
 
@@ -70,8 +70,6 @@ def send(params, my_rank):
 '''
 
 RANKS, LOCAL, SLOTS = 2, 2, 5
-NOT_YET = 2**64 - 1
-SEGMENTS = LOCAL * RANKS
 AXES = ("local_expert", "src_rank", "slot")
 REGIONS = (
     Region("to_send", (RANKS, LOCAL), axes=("dst_rank", "local_expert")),
@@ -114,7 +112,44 @@ TOOK = (
 )
 
 RESET_TOO_EARLY = "a signal was reset before it was read, and is lost: load it, keep it, then reset the word."
-NO_SIGNAL = "a thread looks beyond recv_count: threads from SEGMENTS on have no signal."
+
+
+def _sign(f):
+    if f.uses("while") and _lost(f):
+        return RESET_TOO_EARLY
+    if any((m["counts"] == -1).any() for m in f.raw):
+        return TOOK
+    return None
+
+
+def _cause(f):
+    if f.waits_for("recv_count") and f.says("which holds NOT_YET") and all((m["counts"] < 0).any() for m in f.raw):
+        return RESET_TOO_EARLY
+    if f.waits_for("recv_count"):
+        return "a thread goes on waiting although its signal is there: a count of 0 is a signal, NOT_YET is none."
+    if f.kind == "hang" and f.says("waits at syncthreads"):
+        return "not all threads come to syncthreads: take it out of the `if`."
+    if f.kind == "bounds" and not f.uses("SEGMENTS"):
+        return "a thread looks beyond recv_count: threads from SEGMENTS on have no signal."
+    if f.kind == "bounds":
+        return TOOK
+    if f.race_on("recv_count") and f.says("scopes"):
+        return "the scope is too narrow: the signal comes from another GPU, so sys."
+    if f.race_on("recv_count") and f.says("plain"):
+        return "recv_count is read by a plain load while peers write it: poll with ld_acquire_sys."
+    if f.race_on("recv_count"):
+        return "the word is reset while its signal may still be on the way: wait for it first."
+    if f.race_on("counts") and f.uses("syncthreads"):
+        return "not all threads meet behind the stores: syncthreads() stands behind the `if`, not in it."
+    if f.race_on("counts"):
+        return "threads read counts that other threads of the block have just written: a syncthreads() is missing."
+    if f.race_on("recv_buf") and f.says("the read is relaxed"):
+        return "the signal is seen by a relaxed load, which orders nothing: the messages may be old. Acquire it."
+    if f.race_on("recv_buf"):
+        return "messages are read by threads that do not know of their signal: a syncthreads() is missing."
+    return None
+
+
 PUZZLE = Puzzle(
     title="Wait",
     line="poll the signals of all peers, and tell the whole block",
@@ -142,54 +177,8 @@ PUZZLE = Puzzle(
             "`counts` is never written: store each count into counts[i].",
         ),
     ),
-    signs=(
-        (lambda f: f.uses("while") and _lost(f), RESET_TOO_EARLY),
-        (lambda f: any((m["counts"] == -1).any() for m in f.raw), TOOK),
-    ),
-    causes=(
-        (
-            lambda f: f.waits_for("recv_count") and f.says("which holds NOT_YET") and _reset_too_early(f),
-            RESET_TOO_EARLY,
-        ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "a thread goes on waiting although its signal is there: a count of 0 is a signal, NOT_YET is none.",
-        ),
-        (
-            lambda f: f.kind == "hang" and f.says("waits at syncthreads"),
-            "not all threads come to syncthreads: take it out of the `if`.",
-        ),
-        (lambda f: f.kind == "bounds" and not f.uses("SEGMENTS"), NO_SIGNAL),
-        (lambda f: f.kind == "bounds", TOOK),
-        (
-            lambda f: f.race_on("recv_count") and f.says("scopes"),
-            "the scope is too narrow: the signal comes from another GPU, so sys.",
-        ),
-        (
-            lambda f: f.race_on("recv_count") and f.says("plain"),
-            "recv_count is read by a plain load while peers write it: poll with ld_acquire_sys.",
-        ),
-        (
-            lambda f: f.race_on("recv_count"),
-            "the word is reset while its signal may still be on the way: wait for it first.",
-        ),
-        (
-            lambda f: f.race_on("counts") and f.uses("syncthreads"),
-            "not all threads meet behind the stores: syncthreads() stands behind the `if`, not in it.",
-        ),
-        (
-            lambda f: f.race_on("counts"),
-            "threads read counts that other threads of the block have just written: a syncthreads() is missing.",
-        ),
-        (
-            lambda f: f.race_on("recv_buf") and f.says("the read is relaxed"),
-            "the signal is seen by a relaxed load, which orders nothing: the messages may be old. Acquire it.",
-        ),
-        (
-            lambda f: f.race_on("recv_buf"),
-            "messages are read by threads that do not know of their signal: a syncthreads() is missing.",
-        ),
-    ),
+    sign=_sign,
+    cause=_cause,
 )
 
 
@@ -197,7 +186,3 @@ def _lost(f):
     """Whether NOT_YET was taken for counts, and their signals are gone."""
     taken = [m["recv_count"].ravel()[m["counts"].ravel() == -1] for m in f.raw]
     return any(map(len, taken)) and all((words == NOT_YET).all() for words in taken)
-
-
-def _reset_too_early(f):
-    return all((m["counts"] < 0).any() for m in f.raw)

@@ -81,7 +81,7 @@ def _world(n, grid, threads):
     start = {"ready": np.zeros(BLOCKS)}
     expected = {"offsets": offsets, "ready": np.zeros(BLOCKS), "seen": seen}
     name = f"{many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(name, REGIONS, (n,), (start,), (expected,), grid, threads, data=dict(n=grid))
+    return World(name, REGIONS, (n,), (start,), (expected,), grid, threads)
 
 
 def worlds():
@@ -89,14 +89,51 @@ def worlds():
     return _world(3, 2, 64), _world(5, 8, 4), _world(4, 1, 33), _world(2, 5, 40)
 
 
-def _flags(f):
-    return f.holds("ready", 0)[: f.world.data["n"]].tolist()
+def _cause(f):
+    if f.waits_for("ready") and f.says(r"threads 1-[^:]*:\d+[^:]*:\d+: spins on"):
+        return (
+            "all threads poll the flag, and the first one resets it before the others have seen it: one thread polls "
+            "for the block."
+        )
+    if f.waits_for("ready") and not f.holds("ready", 0)[: f.world.grid].any() and not (f.holds("seen", 0) >= 0).any():
+        return "no flag is ever raised."
+    if f.waits_for("ready") and "block_idx" not in f.hole(1):
+        return "all blocks wait for one flag: each hears its own, ready + u64(4 * block_idx())."
+    if f.waits_for("ready"):
+        return (
+            "the flags of some blocks are never raised: there is one for each of grid_dim() blocks, block 0 included, "
+            "and there may be more blocks than threads."
+        )
+    if f.kind == "hang":
+        return "not all threads of a block come to the same syncthreads()."
+    if f.kind == "bounds":
+        return "an address is outside `ready`: it has a flag of 4 bytes for each of grid_dim() blocks."
+    if f.race_on("ready") and f.says("scopes"):
+        return "the flag goes from block to block: cta is too narrow a scope."
+    if f.race_on("ready") and f.says("plain"):
+        return "the flag is polled while another block writes it: both need a strong word, st_ and ld_."
+    if f.race_on("offsets") and f.says("the write is relaxed"):
+        return "the flag is raised by a relaxed store, which orders nothing: release it."
+    if f.race_on("offsets") and f.says("the read is relaxed"):
+        return "the flag is seen by a relaxed load, which orders nothing: acquire it."
+    if f.race_on("offsets") and (
+        f.says("missing on the second's side") or "while" in f.hole(1) and "syncthreads" not in f.hole(1)
+    ):
+        return (
+            "thread 0 has waited, and the other threads of its block go on without it: a syncthreads() is missing "
+            "behind the wait, in hear."
+        )
+    if f.race_on("offsets") and f.says("a sync\\w+ (or syncthreads )?is missing before its release"):
+        return (
+            "a flag is raised before all threads of block 0 have stored their part of `offsets`: a syncthreads() is "
+            "missing before the flags, in tell."
+        )
+    if f.race_on("offsets") and f.says("both are in one (block|warp)"):
+        return "block 0 reads offsets that its other threads write: it must hear its flag too, and syncthreads()."
+    if f.race_on("offsets") or f.differs("seen"):
+        return "a block does not wait for its flag."
+    return None
 
-
-NOT_TOLD = (
-    "thread 0 has waited, and the other threads of its block go on without it: a syncthreads() is "
-    "missing behind the wait, in hear."
-)
 
 PUZZLE = Puzzle(
     title="Tell the other blocks",
@@ -114,62 +151,9 @@ PUZZLE = Puzzle(
     kernels=("work",),
     mistakes=(
         (
-            lambda w: ({"ready": (np.arange(BLOCKS) < w.data["n"]).astype(int), "seen": w.expected[0]["seen"]},),
+            lambda w: ({"ready": (np.arange(BLOCKS) < w.grid).astype(int), "seen": w.expected[0]["seen"]},),
             "the flags stay raised: the next launch would go on at once. Reset each to 0.",
         ),
     ),
-    causes=(
-        (
-            lambda f: f.waits_for("ready") and f.says(r"threads 1-[^:]*:\d+[^:]*:\d+: spins on"),
-            "all threads poll the flag, and the first one resets it before the others have seen it: "
-            "one thread polls for the block.",
-        ),
-        (
-            lambda f: f.waits_for("ready") and not any(_flags(f)) and not (f.holds("seen", 0) >= 0).any(),
-            "no flag is ever raised.",
-        ),
-        (
-            lambda f: f.waits_for("ready") and "block_idx" not in f.hole(1),
-            "all blocks wait for one flag: each hears its own, ready + u64(4 * block_idx()).",
-        ),
-        (
-            lambda f: f.waits_for("ready"),
-            "the flags of some blocks are never raised: there is one for each of grid_dim() blocks, block "
-            "0 included, and there may be more blocks than threads.",
-        ),
-        (lambda f: f.kind == "hang", "not all threads of a block come to the same syncthreads()."),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is outside `ready`: it has a flag of 4 bytes for each of grid_dim() blocks.",
-        ),
-        (
-            lambda f: f.race_on("ready") and f.says("scopes"),
-            "the flag goes from block to block: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on("ready") and f.says("plain"),
-            "the flag is polled while another block writes it: both need a strong word, st_ and ld_.",
-        ),
-        (
-            lambda f: f.race_on("offsets") and f.says("the write is relaxed"),
-            "the flag is raised by a relaxed store, which orders nothing: release it.",
-        ),
-        (
-            lambda f: f.race_on("offsets") and f.says("the read is relaxed"),
-            "the flag is seen by a relaxed load, which orders nothing: acquire it.",
-        ),
-        (lambda f: f.race_on("offsets") and f.says("missing on the second's side"), NOT_TOLD),
-        (lambda f: f.race_on("offsets") and "while" in f.hole(1) and "syncthreads" not in f.hole(1), NOT_TOLD),
-        (
-            lambda f: f.race_on("offsets") and f.says("a sync\\w+ (or syncthreads )?is missing before its release"),
-            "a flag is raised before all threads of block 0 have stored their part of `offsets`: a "
-            "syncthreads() is missing before the flags, in tell.",
-        ),
-        (
-            lambda f: f.race_on("offsets") and f.says("both are in one (block|warp)"),
-            "block 0 reads offsets that its other threads write: it must hear its flag too, and syncthreads().",
-        ),
-        (lambda f: f.race_on("offsets") and not f.uses("while"), "a block does not wait for its flag."),
-        (lambda f: f.race_on("offsets") or f.differs("seen"), "a block does not wait for its flag."),
-    ),
+    cause=_cause,
 )

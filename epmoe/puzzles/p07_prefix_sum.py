@@ -51,17 +51,8 @@ def _world(name, counts):
     counts, n = np.asarray(counts), len(counts)
     padded = REGIONS[0].unwritten()
     padded[:n] = counts
-    data = dict(counts=counts)
-    return World(
-        f"{n} threads, {name}",
-        REGIONS,
-        (n,),
-        ({"counts": padded},),
-        ({"starts": _starts(np.cumsum(counts) - counts)},),
-        1,
-        n,
-        data=data,
-    )
+    start, expected = {"counts": padded}, {"starts": _starts(np.cumsum(counts) - counts)}
+    return World(f"{n} threads, {name}", REGIONS, (n,), (start,), (expected,), 1, n, data=dict(counts=counts))
 
 
 def _starts(values):
@@ -93,6 +84,20 @@ def _before(c, first=0):
     of_warps = c.reshape(-1, 32).sum(axis=1)
     of_warps[:first] = 0
     return np.repeat(of_warps.cumsum() - of_warps, 32)
+
+
+def _cause(f):
+    if f.kind == "race" and f.says(r"the write at \S+ is not ordered after the write"):
+        return "several lanes write to the same place of shared memory: only the last lane knows the warp's sum."
+    if f.kind == "race" and f.uses(r"(?m)^ {5,}syncthreads|if .*syncthreads"):
+        return "not all threads meet: syncthreads() stands behind the `if`, not in it."
+    if f.kind == "race":
+        return "a warp reads sums that other warps have not left yet: a syncthreads() is missing."
+    if f.kind == "hang":
+        return "not all threads come to a warp operation or a barrier: take it out of the `if`."
+    if f.kind == "bounds":
+        return "an index is outside of the shared array."
+    return None
 
 
 PUZZLE = Puzzle(
@@ -140,20 +145,5 @@ PUZZLE = Puzzle(
             "in the last lane.",
         ),
     ),
-    causes=(
-        (
-            lambda f: f.kind == "race" and f.says(r"the write at \S+ is not ordered after the write"),
-            "several lanes write to the same place of shared memory: only the last lane knows the warp's sum.",
-        ),
-        (
-            lambda f: f.kind == "race" and f.uses(r"(?m)^ {5,}syncthreads|if .*syncthreads"),
-            "not all threads meet: syncthreads() stands behind the `if`, not in it.",
-        ),
-        (
-            lambda f: f.kind == "race",
-            "a warp reads sums that other warps have not left yet: a syncthreads() is missing.",
-        ),
-        (lambda f: f.kind == "hang", "not all threads come to a warp operation or a barrier: take it out of the `if`."),
-        (lambda f: f.kind == "bounds", "an index is outside of the shared array."),
-    ),
+    cause=_cause,
 )

@@ -73,15 +73,19 @@ def _buf():
 
 def _world(name, counts, grid, threads):
     counts = np.array(counts)
-    begins = np.cumsum(counts.ravel()) - counts.ravel()
     start = {"counts": counts, "recv_buf": _buf()}
-    expected = {"row_offsets": np.r_[0, counts.sum(axis=1).cumsum()], "rows": _rows(counts, begins)}
+    expected = {"row_offsets": np.r_[0, counts.sum(axis=1).cumsum()], "rows": _rows(counts, _begins(counts))}
     name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
     return World(name, REGIONS, (0,), (start,), (expected,), grid, threads, data=dict(counts=counts))
 
 
-def _rows(counts, begins, buf=None):
-    made, buf = REGIONS[2].unwritten(), (_buf() if buf is None else buf).reshape(-1, SLOTS)
+def _begins(counts):
+    """The row at which each segment begins."""
+    return np.cumsum(counts.ravel()) - counts.ravel()
+
+
+def _rows(counts, begins, buf=_buf()):
+    made, buf = REGIONS[2].unwritten(), buf.reshape(-1, SLOTS)
     for segment, n in enumerate(counts.ravel()):
         for slot in range(n):
             if begins[segment] + slot < len(made):
@@ -99,8 +103,13 @@ def worlds():
     )
 
 
-def _model(begins_of):
-    return lambda w: ({"rows": _rows(w.data["counts"], begins_of(w.data["counts"]))},)
+def _model(begins_of, buf=_buf()):
+    return lambda w: ({"rows": _rows(w.data["counts"], begins_of(w.data["counts"]), buf)},)
+
+
+def _offsets(change):
+    """A model: the rows are right, and row_offsets are changed."""
+    return lambda w: [e | {"row_offsets": change(e["row_offsets"])} for e in w.expected]
 
 
 def _inside(c):
@@ -110,11 +119,38 @@ def _inside(c):
 
 def _by_rank(c):
     """Where segments begin if all experts of rank 0 come first."""
-    flat = c.T.ravel()
-    return (flat.cumsum() - flat).reshape(RANKS, LOCAL).T.ravel()
+    return _begins(c.T).reshape(RANKS, LOCAL).T.ravel()
 
 
 WRONG_SLOTS = "rows come from the wrong slots: slot i of the segment is recv_buf[segment * SLOTS + i], row + i its row."
+
+
+def _sign(f):
+    if f.differs("rows") and (not f.uses("while|for .*block_dim|if .*count") or _no_further_than_threads(f)):
+        return "only one message a thread is copied: a thread goes on by block_dim()."
+    return None
+
+
+def _cause(f):
+    if f.race_on("rows") and f.says("both are in one (block|warp)"):
+        return "several threads write the same row: slot begins at thread_idx() and grows by block_dim()."
+    if f.race_on("row_offsets"):
+        return "several threads or blocks write the same row offset: one thread of the segment with src_rank 0 does."
+    if (f.race_on("rows") or f.differs("rows")) and not f.uses("SLOTS"):
+        return WRONG_SLOTS
+    if (f.race_on("rows") or f.differs("rows")) and _unfilled(f):
+        return "slots beyond the count are copied: a segment holds `count` messages, not SLOTS."
+    if f.race_on("rows"):
+        return "segments overlap: each begins where all segments before it end, also segments of the same expert."
+    if f.kind == "bounds":
+        return "an address is outside the arrays: row_offsets has a word for each local expert, and one more."
+    if f.differs("row_offsets"):
+        return "row_offsets[e] must be the number of rows of all experts before e."
+    if f.differs("rows"):
+        return WRONG_SLOTS
+    return None
+
+
 PUZZLE = Puzzle(
     title="Group by expert",
     line="from slots with gaps to rows without",
@@ -130,26 +166,18 @@ PUZZLE = Puzzle(
     worlds=worlds,
     kernels=("group",),
     mistakes=(
-        (lambda w: ({"rows": REGIONS[2].unwritten()},) if w.data["counts"].any() else None, "no row is written."),
+        (lambda w: ({"rows": REGIONS[2].unwritten()},), "no row is written."),
         (
             _model(lambda c: np.arange(LOCAL * RANKS) * SLOTS),
             "the rows have the gaps of recv_buf: segments must follow one another at their counts, not at SLOTS.",
         ),
         (
-            lambda w: (
-                {
-                    "rows": _rows(
-                        w.data["counts"],
-                        w.data["counts"].ravel().cumsum() - w.data["counts"].ravel(),
-                        _buf().ravel()[np.add.outer(np.arange(LOCAL * RANKS), np.arange(SLOTS))],
-                    )
-                },
-            ),
+            _model(_begins, _buf().ravel()[np.add.outer(np.arange(LOCAL * RANKS), np.arange(SLOTS))]),
             "rows come from the wrong slots: slot i of a segment is recv_buf[segment * SLOTS + i].",
         ),
         (_model(_inside), "each expert begins at row 0: the rows of the experts before it are missing."),
         (
-            _model(lambda c: np.repeat(c.sum(axis=1).cumsum() - c.sum(axis=1), RANKS)),
+            _model(lambda c: np.repeat(_begins(c.sum(axis=1)), RANKS)),
             "each rank begins at the first row of the expert: the rows of the ranks before it are missing.",
         ),
         (
@@ -158,68 +186,24 @@ PUZZLE = Puzzle(
         ),
         (_model(_by_rank), "the rows are in the order of src_rank first: all rows of an expert belong together."),
         (
-            lambda w: (
-                {
-                    "rows": w.expected[0]["rows"],
-                    "row_offsets": np.r_[REGIONS[3].unwritten()[:-1], w.expected[0]["row_offsets"][-1]],
-                },
-            ),
+            _offsets(lambda offsets: np.r_[REGIONS[3].unwritten()[:-1], offsets[-1]]),
             "row_offsets are not written: the segment of src_rank 0 knows where its expert begins.",
         ),
         (
-            lambda w: (
-                {
-                    "rows": w.expected[0]["rows"],
-                    "row_offsets": np.r_[w.expected[0]["row_offsets"][1:], w.expected[0]["row_offsets"][-1]],
-                },
-            ),
+            _offsets(lambda offsets: np.r_[offsets[1:], offsets[-1]]),
             "row_offsets[e] is where expert e begins, not where it ends.",
         ),
     ),
-    signs=(
-        (
-            lambda f: f.differs("rows") and f.uses("while|for .*block_dim|if .*count") is False,
-            "only one message a thread is copied: a thread goes on by block_dim().",
-        ),
-        (
-            lambda f: f.differs("rows") and _no_further_than_threads(f),
-            "only one message a thread is copied: a thread goes on by block_dim().",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: f.race_on("rows") and f.says("both are in one (block|warp)"),
-            "several threads write the same row: slot begins at thread_idx() and grows by block_dim().",
-        ),
-        (
-            lambda f: f.race_on("row_offsets"),
-            "several threads or blocks write the same row offset: one thread of the segment with src_rank 0 does.",
-        ),
-        (lambda f: (f.race_on("rows") or f.differs("rows")) and not f.uses("SLOTS"), WRONG_SLOTS),
-        (
-            lambda f: (f.race_on("rows") or f.differs("rows")) and _unfilled(f),
-            "slots beyond the count are copied: a segment holds `count` messages, not SLOTS.",
-        ),
-        (
-            lambda f: f.race_on("rows"),
-            "segments overlap: each begins where all segments before it end, also segments of the same expert.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is outside the arrays: row_offsets has a word for each local expert, and one more.",
-        ),
-        (lambda f: f.differs("row_offsets"), "row_offsets[e] must be the number of rows of all experts before e."),
-        (lambda f: f.differs("rows"), WRONG_SLOTS),
-    ),
+    sign=_sign,
+    cause=_cause,
 )
 
 
 def _no_further_than_threads(f):
     """Whether just the slots below the number of threads came."""
     counts = np.minimum(f.world.data["counts"], f.world.block)
-    whole = f.world.data["counts"].ravel()
-    wanted = _rows(counts, np.cumsum(whole) - whole)
-    return (counts.ravel() < whole).any() and (f.holds("rows", 0) == wanted).all()
+    whole = f.world.data["counts"]
+    return (counts < whole).any() and (f.holds("rows", 0) == _rows(counts, _begins(whole))).all()
 
 
 def _unfilled(f):

@@ -5,7 +5,7 @@ import numpy as np
 from epmoe.device.sim.recorder import Recorder
 from epmoe.lessons.answers import Wrong
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, Schedule, World, run
+from epmoe.puzzles.world import NOT_YET, Region, Schedule, World, run
 
 START = '''"""Puzzle 9: send back.
 
@@ -72,7 +72,6 @@ def receive(params, my_rank):
 '''
 
 RANKS, TOKENS, TOP_K, ROOM = 2, 5, 2, 12
-NOT_YET = 2**64 - 1
 REGIONS = (
     Region("rows", (ROOM,), axes=("row",)),
     Region("src_info", (ROOM, 2), axes=("row", "token or k")),
@@ -88,16 +87,15 @@ def _world(name, pairs, threads, padding=0):
     """pairs[rank][src_rank]: the (token, k) of its rows, in the order of the rows; behind them padding rows."""
     start, expected = [], []
     for rank in range(RANKS):
-        info, begins, values = [], [0], []
+        info, begins = [], [0]
         for src in range(RANKS):
             info += [*pairs[rank][src], *[(-1, -1)] * padding]
             begins.append(len(info))
-        values = 1000 * (rank + 1) + 10 * np.arange(ROOM)
         padded = np.full((ROOM, 2), -1)
-        padded[: len(info)] = info if info else np.zeros((0, 2))
+        padded[: len(info)] = np.reshape(info, (-1, 2))
         start.append(
             {
-                "rows": values,
+                "rows": 1000 * (rank + 1) + 10 * np.arange(ROOM),
                 "src_info": padded,
                 "begins": np.array(begins),
                 "returned": np.full((TOKENS, TOP_K), ABSENT),
@@ -131,17 +129,13 @@ def worlds():
     )
 
 
-def _info(w, rank):
-    return w.start[rank]["src_info"], w.start[rank]["begins"]
-
-
 def _returned(place, keep=lambda i, w: True):
     """A model: row i of a rank goes to place(token, k) of its src_rank's returned, flat."""
 
     def model(w):
         out = [np.full(TOKENS * TOP_K, ABSENT) for _ in range(RANKS)]
         for rank in range(RANKS):
-            info, begins = _info(w, rank)
+            info, begins = w.start[rank]["src_info"], w.start[rank]["begins"]
             for src in range(RANKS):
                 for i in range(begins[src], begins[src + 1]):
                     token, k = info[i]
@@ -154,15 +148,7 @@ def _returned(place, keep=lambda i, w: True):
     return model
 
 
-def _missing(f):
-    return sum(int((m["recv_count"] == NOT_YET).sum()) for m in f.raw)
-
-
-def _only_zeros_missing(f):
-    return all((f.should("recv_count", r)[m["recv_count"] == NOT_YET] == 0).all() for r, m in enumerate(f.raw))
-
-
-def _one_signal(answer, tell):
+def _one_signal(puzzle, answer, tell):
     """Praise if every block stores each signal once; otherwise Wrong. The memory is right either way."""
     recorder = Recorder()
     run([answer.send_back], worlds()[0], Schedule(), recorder=recorder)
@@ -177,6 +163,52 @@ def _one_signal(answer, tell):
             "signals, once.\n\nThe memory is right, but each of these stores is a write to another GPU."
         )
     return "Each block signals once."
+
+
+def _sign(f):
+    if f.differs("recv_count") and f.kind == "wrong":
+        return "the signal must hold the number of rows of this src_rank, end - first."
+    return None
+
+
+def _cause(f):
+    if (
+        f.kind == "bounds"
+        and f.says("before returned|of rank|-")
+        and f.uses("if |while")
+        and not f.uses(r">= ?0|> ?-1|!= ?-1|< ?0|== ?-1")
+    ):
+        return "a padding row, whose token is -1, is sent: it goes nowhere."
+    if f.kind == "bounds":
+        return "an address is wrong: src_info has 8 bytes a row, returned 4 bytes for each [token, k]."
+    if f.waits_for("recv_count") and f.only_zeros_missing():
+        return "a signal for 0 rows is missing, and its receiver waits for ever."
+    if f.waits_for("recv_count") and f.no_signal():
+        return "no signal is sent: the receivers wait for ever."
+    if f.waits_for("recv_count"):
+        return "some signals are missing: one goes to each src_rank."
+    if f.kind == "hang":
+        return "not all threads of the block come to syncthreads: take it out of the loop."
+    if f.race_on("recv_count") and f.says("scopes"):
+        return "the signal goes to another GPU: its scope is sys."
+    if f.race_on("recv_count") and f.says("plain"):
+        return "the signal is a plain store, and the receiver polls it: st_release_sys."
+    if f.race_on("returned") and f.says("the write is relaxed"):
+        return "the signal is relaxed: whoever sees it knows nothing of the rows. Release it."
+    if f.race_on("returned") and -1 < f.hole(0).find("word,") < f.hole(0).find("store_i32("):
+        return "the signal is sent before the rows are: write first, signal after."
+    if f.race_on("returned") and f.says("missing before its release"):
+        return "one thread signals while others still write: a syncthreads() is missing before the signal."
+    if f.race_on("returned") and f.says("the write at .* ordered after the write"):
+        return (
+            "two rows go to the same place: begin with row first + thread_idx(), and read the token and the k of each "
+            "row, 8 bytes a row."
+        )
+    if f.race_on("returned"):
+        return "the receiver reads a row before its signal."
+    if f.differs("returned", "seen"):
+        return "a row is at the wrong place, or the wrong row: rows[row] goes to [token, k] of src_info[row]."
+    return None
 
 
 PUZZLE = Puzzle(
@@ -199,63 +231,7 @@ PUZZLE = Puzzle(
             "each thread sends one row only: it must go on with the row block_dim() further.",
         ),
     ),
-    signs=(
-        (
-            lambda f: f.differs("recv_count") and f.kind == "wrong",
-            "the signal must hold the number of rows of this src_rank, end - first.",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: (
-                f.kind == "bounds"
-                and f.says("before returned|of rank|-")
-                and f.uses("if |while")
-                and not f.uses(r">= ?0|> ?-1|!= ?-1|< ?0|== ?-1")
-            ),
-            "a padding row, whose token is -1, is sent: it goes nowhere.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is wrong: src_info has 8 bytes a row, returned 4 bytes for each [token, k].",
-        ),
-        (
-            lambda f: f.waits_for("recv_count") and _only_zeros_missing(f),
-            "a signal for 0 rows is missing, and its receiver waits for ever.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count") and _missing(f) == RANKS * RANKS,
-            "no signal is sent: the receivers wait for ever.",
-        ),
-        (lambda f: f.waits_for("recv_count"), "some signals are missing: one goes to each src_rank."),
-        (lambda f: f.kind == "hang", "not all threads of the block come to syncthreads: take it out of the loop."),
-        (lambda f: f.race_on("recv_count") and f.says("scopes"), "the signal goes to another GPU: its scope is sys."),
-        (
-            lambda f: f.race_on("recv_count") and f.says("plain"),
-            "the signal is a plain store, and the receiver polls it: st_release_sys.",
-        ),
-        (
-            lambda f: f.race_on("returned") and f.says("the write is relaxed"),
-            "the signal is relaxed: whoever sees it knows nothing of the rows. Release it.",
-        ),
-        (
-            lambda f: f.race_on("returned") and -1 < f.hole(0).find("word,") < f.hole(0).find("store_i32("),
-            "the signal is sent before the rows are: write first, signal after.",
-        ),
-        (
-            lambda f: f.race_on("returned") and f.says("missing before its release"),
-            "one thread signals while others still write: a syncthreads() is missing before the signal.",
-        ),
-        (
-            lambda f: f.race_on("returned") and f.says("the write at .* ordered after the write"),
-            "two rows go to the same place: begin with row first + thread_idx(), and read the token and "
-            "the k of each row, 8 bytes a row.",
-        ),
-        (lambda f: f.race_on("returned"), "the receiver reads a row before its signal."),
-        (
-            lambda f: f.differs("returned", "seen"),
-            "a row is at the wrong place, or the wrong row: rows[row] goes to [token, k] of src_info[row].",
-        ),
-    ),
+    sign=_sign,
+    cause=_cause,
     more=_one_signal,
 )

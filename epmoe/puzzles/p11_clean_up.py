@@ -63,8 +63,7 @@ def _world(n, grid, threads, at_once=None):
     name = f"{ROUNDS} launches of {many(grid, 'block')} of {many(threads, 'thread')}, {n} rows an expert"
     if at_once:
         name += f", {many(at_once, 'block')} at a time"
-    data = dict(n=n, grid=grid, threads=threads)
-    return World(name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, blocks=at_once, data=data)
+    return World(name, REGIONS, (n,), (nothing,), (expected,), grid, threads, rounds=ROUNDS, blocks=at_once)
 
 
 def worlds():
@@ -72,11 +71,50 @@ def worlds():
     return _world(5, 4, 1), _world(12, 2, 33), _world(9, 1, 8), _world(0, 6, 2, at_once=1)
 
 
-def _first_only(w):
-    """Nothing is reset: rows of the first launch alone."""
-    rows = w.expected[0]["rows"].copy()
-    rows[1:] = REGIONS[2].unwritten()[1:]
-    return ({"rows": rows},)
+def _sign(f):
+    if f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f):
+        return "the counters are not reset: the second launch finds all rows claimed."
+    if f.holds("done", 0)[0] == ROUNDS * f.world.grid:
+        return "`done` is not reset to 0, so the next launch counts on from there."
+    if f.uses(r"== grid_dim\(\)(?! *- *1)"):
+        return "the atomic returns how many blocks came BEFORE: the last one finds grid_dim() - 1."
+    if f.differs("claimed") and (f.holds("claimed", 0) == 0).any() and (f.holds("claimed", 0) != 0).any():
+        return "only some counters are reset: there is one for each expert."
+    return None
+
+
+def _cause(f):
+    if f.waits_for("done", "claimed"):
+        return (
+            "a block waits for others, and some may start only when it has ended: no block waits, the last one resets."
+        )
+    if f.race_on("claimed") and not f.uses("fence") and f.uses(r"atomic_add_relaxed_gpu_i32\(done|red_add_relaxed"):
+        return (
+            "`done` is counted by a relaxed atomic: the last block knows that the others came, but their work is not "
+            "ordered before its resets. Take acq_rel."
+        )
+    if f.race_on("claimed") and f.uses("atomic_add_acquire"):
+        return "`done` is counted with acquire alone: the other blocks release nothing. Take acq_rel."
+    if f.race_on("claimed") and f.uses("atomic_add_release"):
+        return "`done` is counted with release alone: the last block acquires nothing. Take acq_rel."
+    if f.race_on("done") and f.says("scopes") or f.race_on("claimed") and f.uses("_cta_"):
+        return "the blocks count themselves in a scope that holds one block: cta is too narrow."
+    if f.race_on("done"):
+        return "`done` is reset while other blocks still count themselves in: the last one alone resets it."
+    if f.race_on("claimed") and not f.uses("thread_idx|lane_id|elect_one"):
+        return "every thread counts itself in `done`: one thread counts its block."
+    if f.race_on("claimed") and not f.uses("syncthreads"):
+        return (
+            "a block counts itself when some of its threads still claim: a syncthreads() is missing before the count."
+        )
+    if f.race_on("claimed") or f.differs("claimed", "rows"):
+        return (
+            "the counters are reset while other blocks still claim: only the last block, which finds grid_dim() - 1 in"
+            " `done`, may do it."
+        )
+    if f.differs("done"):
+        return "each block counts itself once, by one thread; the last one resets `done`."
+    return None
 
 
 PUZZLE = Puzzle(
@@ -91,76 +129,12 @@ PUZZLE = Puzzle(
     ),
     worlds=worlds,
     kernels=("claim_rows",),
-    signs=(
-        (
-            lambda f: f.differs("claimed", "rows") and not f.holds("done", 0).any() and _no_reset(f),
-            "the counters are not reset: the second launch finds all rows claimed.",
-        ),
-        (
-            lambda f: f.holds("done", 0)[0] == ROUNDS * f.world.grid,
-            "`done` is not reset to 0, so the next launch counts on from there.",
-        ),
-        (
-            lambda f: f.uses(r"== grid_dim\(\)(?! *- *1)"),
-            "the atomic returns how many blocks came BEFORE: the last one finds grid_dim() - 1.",
-        ),
-        (
-            lambda f: (
-                f.differs("claimed") and (f.holds("claimed", 0) == 0).any() and (f.holds("claimed", 0) != 0).any()
-            ),
-            "only some counters are reset: there is one for each expert.",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: f.waits_for("done", "claimed"),
-            "a block waits for others, and some may start only when it has ended: no block waits, the last one resets.",
-        ),
-        (
-            lambda f: (
-                f.race_on("claimed")
-                and not f.uses("fence")
-                and f.uses(r"atomic_add_relaxed_gpu_i32\(done|red_add_relaxed")
-            ),
-            "`done` is counted by a relaxed atomic: the last block knows that the others came, but their work "
-            "is not ordered before its resets. Take acq_rel.",
-        ),
-        (
-            lambda f: f.race_on("claimed") and f.uses("atomic_add_acquire"),
-            "`done` is counted with acquire alone: the other blocks release nothing. Take acq_rel.",
-        ),
-        (
-            lambda f: f.race_on("claimed") and f.uses("atomic_add_release"),
-            "`done` is counted with release alone: the last block acquires nothing. Take acq_rel.",
-        ),
-        (
-            lambda f: f.race_on("done") and f.says("scopes") or f.race_on("claimed") and f.uses("_cta_"),
-            "the blocks count themselves in a scope that holds one block: cta is too narrow.",
-        ),
-        (
-            lambda f: f.race_on("done"),
-            "`done` is reset while other blocks still count themselves in: the last one alone resets it.",
-        ),
-        (
-            lambda f: f.race_on("claimed") and not f.uses("thread_idx|lane_id|elect_one"),
-            "every thread counts itself in `done`: one thread counts its block.",
-        ),
-        (
-            lambda f: f.race_on("claimed") and not f.uses("syncthreads"),
-            "a block counts itself when some of its threads still claim: a syncthreads() is missing before the count.",
-        ),
-        (
-            lambda f: f.race_on("claimed") or f.differs("claimed", "rows"),
-            "the counters are reset while other blocks still claim: only the last block, which finds "
-            "grid_dim() - 1 in `done`, may do it.",
-        ),
-        (lambda f: f.differs("done"), "each block counts itself once, by one thread; the last one resets `done`."),
-    ),
+    sign=_sign,
+    cause=_cause,
 )
 
 
 def _no_reset(f):
     """Whether all claims of all launches are still in the counters."""
-    d = f.world.data
-    claims = d["n"] + ROUNDS * d["grid"] * d["threads"]
+    claims = f.world.tokens[0] + ROUNDS * f.world.grid * f.world.block
     return (f.holds("claimed", 0) == claims).all()

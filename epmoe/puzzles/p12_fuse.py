@@ -6,7 +6,7 @@ import numpy as np
 
 from epmoe.puzzles.holes import holes_of
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.world import Region, World, many
+from epmoe.puzzles.world import NOT_YET, Region, World, many
 
 START = '''"""Puzzle 12: fuse async and wait.
 
@@ -102,7 +102,6 @@ def clean(params, my_rank):
 '''
 
 RANKS, EXPERTS, LOCAL, SEGMENTS, SLOTS, ROUNDS = 2, 4, 2, 4, 7, 2
-NOT_YET = 2**64 - 1
 OF = ("round", "segment", "slot")
 REGIONS = (
     Region("ids", (SLOTS,), axes=("token",)),
@@ -153,14 +152,8 @@ def canonical(memory, world):
 
 
 def _sent(f):
-    """How many messages have been written, on all ranks."""
-    return sum(int((m["recv_buf"] > 0).sum()) for m in f.raw)
-
-
-def _signals(f):
-    return sum(int((m["recv_count"] != NOT_YET).sum()) for m in f.raw) + sum(
-        int((m["seen"] > 0).any(axis=-1).sum()) for m in f.raw
-    )
+    """Whether any message has been written."""
+    return any((m["recv_buf"] > 0).any() for m in f.raw)
 
 
 TOO_EARLY = "the counters are reset while other blocks still use them: only the last block to end may clean."
@@ -168,6 +161,65 @@ LAST = (
     "the counters are reset while other blocks still use them: the block that finds grid_dim() - 1 "
     "in `done` is the last."
 )
+
+
+def _sign(f):
+    if (
+        all((m["seen"] < 0).all() for m in f.raw)
+        and not any(m["reserved"].any() or m["done"].any() for m in f.raw)
+        and not _sent(f)
+    ):
+        return "nothing is sent yet."
+    if f.differs("recv_count", "seen") and _sent(f) and not f.uses("receive"):
+        return "nothing is received."
+    if f.differs("recv_count", "seen") and f.uses("receive"):
+        return "some segments are not received: their blocks must go on by grid_dim()."
+    if f.differs("reserved", "finished", "done") and (f.holds("reserved") != 0).any():
+        return "the counters are not reset to 0."
+    return None
+
+
+def _cause(f):
+    if f.waits_for("recv_count") and f.uses("clean") and not f.uses("signal"):
+        return "nobody signals: the receivers wait for ever."
+    if f.waits_for("recv_count") and not f.waits_for("finished") and _order(f, "receive", "signal"):
+        return "blocks wait for signals that they have not sent themselves: signal first, receive after."
+    if f.waits_for("finished") and _order(f, "signal", "send"):
+        return "a block waits for messages that it has yet to write itself: all its sends come before its signals."
+    if f.waits_for("finished") and not f.uses("clean"):
+        return "the counters are not reset: the next round waits for a count that is already exceeded."
+    if f.waits_for("finished") and not f.uses("while|range|for"):
+        return "not all tokens are sent: a block goes on with token + grid_dim()."
+    if f.waits_for("finished") and _in_one_loop(f, "send(", "signal("):
+        return "a block waits for messages that it has yet to write itself: all its sends come before its signals."
+    if f.kind == "hang" and f.uses("clean") and not f.uses("done"):
+        return TOO_EARLY
+    if f.kind == "hang" and f.uses("clean") and not f.uses(r"grid_dim\(\) *- *1"):
+        return LAST
+    if f.waits_for("finished"):
+        return (
+            "a count in `finished` is never reached: a token is not sent, is sent twice, or the counters are reset "
+            "while others still count."
+        )
+    if f.waits_for("recv_count") and _in_one_loop(f, "signal(", "receive("):
+        return (
+            "a block waits for a signal while it has signals to send itself: all its signals come before its receives."
+        )
+    if f.waits_for("recv_count"):
+        return (
+            "some signals are never sent: each expert has one, also of a rank without tokens; a block goes on by "
+            "grid_dim()."
+        )
+    if f.race_on("reserved", "finished", "done") and not f.uses("done"):
+        return TOO_EARLY
+    if f.race_on("reserved", "finished", "done") and f.uses("_relaxed_"):
+        return "`done` is counted by a relaxed atomic: the last block must acquire what the others release."
+    if f.race_on("reserved", "finished", "done") or f.differs("reserved", "finished", "done"):
+        return LAST
+    if f.kind == "bounds":
+        return "a message goes outside its segment: a token is sent twice, or the counters are not reset to 0."
+    return None
+
 
 PUZZLE = Puzzle(
     title="Fuse async and wait",
@@ -184,82 +236,8 @@ PUZZLE = Puzzle(
     worlds=worlds,
     kernels=("dispatch",),
     canonical=canonical,
-    signs=(
-        (
-            lambda f: (
-                all((m["seen"] < 0).all() for m in f.raw)
-                and not any(m["reserved"].any() or m["done"].any() for m in f.raw)
-                and _sent(f) == 0
-            ),
-            "nothing is sent yet.",
-        ),
-        (lambda f: f.differs("recv_count", "seen") and _sent(f) > 0 and not f.uses("receive"), "nothing is received."),
-        (
-            lambda f: f.differs("recv_count", "seen") and f.uses("receive"),
-            "some segments are not received: their blocks must go on by grid_dim().",
-        ),
-        (
-            lambda f: f.differs("reserved", "finished", "done") and (f.holds("reserved") != 0).any(),
-            "the counters are not reset to 0.",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: f.waits_for("recv_count") and f.uses("clean") and not f.uses("signal"),
-            "nobody signals: the receivers wait for ever.",
-        ),
-        (
-            lambda f: (
-                f.kind == "hang"
-                and not f.waits_for("finished")
-                and f.waits_for("recv_count")
-                and _order(f, "receive", "signal")
-            ),
-            "blocks wait for signals that they have not sent themselves: signal first, receive after.",
-        ),
-        (
-            lambda f: f.waits_for("finished") and _order(f, "signal", "send"),
-            "a block waits for messages that it has yet to write itself: all its sends come before its signals.",
-        ),
-        (
-            lambda f: f.waits_for("finished") and not f.uses("clean"),
-            "the counters are not reset: the next round waits for a count that is already exceeded.",
-        ),
-        (
-            lambda f: f.waits_for("finished") and not f.uses("while|range|for"),
-            "not all tokens are sent: a block goes on with token + grid_dim().",
-        ),
-        (
-            lambda f: f.waits_for("finished") and _in_one_loop(f, "send(", "signal("),
-            "a block waits for messages that it has yet to write itself: all its sends come before its signals.",
-        ),
-        (lambda f: f.kind == "hang" and f.uses("clean") and not f.uses("done"), TOO_EARLY),
-        (lambda f: f.kind == "hang" and f.uses("clean") and not f.uses(r"grid_dim\(\) *- *1"), LAST),
-        (
-            lambda f: f.waits_for("finished"),
-            "a count in `finished` is never reached: a token is not sent, is sent twice, or the counters are "
-            "reset while others still count.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count") and _in_one_loop(f, "signal(", "receive("),
-            "a block waits for a signal while it has signals to send itself: all its signals come before its receives.",
-        ),
-        (
-            lambda f: f.waits_for("recv_count"),
-            "some signals are never sent: each expert has one, also of a rank without tokens; a block goes on "
-            "by grid_dim().",
-        ),
-        (lambda f: f.race_on("reserved", "finished", "done") and not f.uses("done"), TOO_EARLY),
-        (
-            lambda f: f.race_on("reserved", "finished", "done") and f.uses("_relaxed_"),
-            "`done` is counted by a relaxed atomic: the last block must acquire what the others release.",
-        ),
-        (lambda f: f.race_on("reserved", "finished", "done") or f.differs("reserved", "finished", "done"), LAST),
-        (
-            lambda f: f.kind == "bounds",
-            "a message goes outside its segment: a token is sent twice, or the counters are not reset to 0.",
-        ),
-    ),
+    sign=_sign,
+    cause=_cause,
 )
 
 

@@ -131,6 +131,39 @@ def _here(row, rank):
     return [k for k, e in enumerate(row) if e >= 0 and e // LOCAL == rank]
 
 
+def _cause(f):
+    if f.race_on("reserved") and f.says("scopes"):
+        return "slots are claimed by threads of several blocks: cta is too narrow a scope."
+    if f.race_on("reserved"):
+        return "two threads read the same number and take the same slot: claim with an atomic."
+    if f.race_on("received") and not f.uses("atomic"):
+        return "two threads take the same slot: claim it with an atomic."
+    if f.kind == "bounds" and f.says("reserved.* not 4-byte aligned"):
+        return "an address is between two counters: reserved[rank] begins 4 * rank bytes behind the first."
+    if f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw):
+        return (
+            "no slot is claimed: add 1 to reserved[dst_rank] for each row, and send it to the slot that the atomic "
+            "returns."
+        )
+    if (f.differs("reserved", "received") or f.kind == "bounds") and (f.holds("reserved", 0)[1:] == 0).all():
+        return "all ranks share one counter: each has its own, reserved[dst_rank]."
+    if (
+        f.differs("reserved", "received")
+        and (f.holds("received", 0)[:, 0, 0] < 0).all()
+        and (f.holds("received", 0)[:, 1:, 0] > 0).any()
+    ):
+        return "slot 0 stays empty: the atomic returns what was there before, which is the slot."
+    if f.race_on("received"):
+        return "two rows are written to the same slot: take each slot from the atomic."
+    if f.kind == "bounds":
+        return "a slot is outside the region: more rows are sent than there are tokens."
+    if f.differs("reserved"):
+        return "reserved[rank] must be the number of rows that were sent there."
+    if f.differs("received"):
+        return "a row or a mask is wrong: one row for each rank that has an expert of the token, with all its k."
+    return None
+
+
 PUZZLE = Puzzle(
     title="Send once per rank",
     line="a row travels once, with a mask of its experts",
@@ -188,48 +221,5 @@ PUZZLE = Puzzle(
             "bits of another rank are in the mask: it begins at 0 for each rank.",
         ),
     ),
-    causes=(
-        (
-            lambda f: f.race_on("reserved") and f.says("scopes"),
-            "slots are claimed by threads of several blocks: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on("reserved"),
-            "two threads read the same number and take the same slot: claim with an atomic.",
-        ),
-        (
-            lambda f: f.race_on("received") and not f.uses("atomic"),
-            "two threads take the same slot: claim it with an atomic.",
-        ),
-        (
-            lambda f: f.kind == "bounds" and f.says("reserved.* not 4-byte aligned"),
-            "an address is between two counters: reserved[rank] begins 4 * rank bytes behind the first.",
-        ),
-        (
-            lambda f: f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw),
-            "no slot is claimed: add 1 to reserved[dst_rank] for each row, and send it to the slot that "
-            "the atomic returns.",
-        ),
-        (
-            lambda f: (
-                (f.differs("reserved", "received") or f.kind == "bounds") and (f.holds("reserved", 0)[1:] == 0).all()
-            ),
-            "all ranks share one counter: each has its own, reserved[dst_rank].",
-        ),
-        (
-            lambda f: (
-                f.differs("reserved", "received")
-                and (f.holds("received", 0)[:, 0, 0] < 0).all()
-                and (f.holds("received", 0)[:, 1:, 0] > 0).any()
-            ),
-            "slot 0 stays empty: the atomic returns what was there before, which is the slot.",
-        ),
-        (lambda f: f.race_on("received"), "two rows are written to the same slot: take each slot from the atomic."),
-        (lambda f: f.kind == "bounds", "a slot is outside the region: more rows are sent than there are tokens."),
-        (lambda f: f.differs("reserved"), "reserved[rank] must be the number of rows that were sent there."),
-        (
-            lambda f: f.differs("received"),
-            "a row or a mask is wrong: one row for each rank that has an expert of the token, with all its k.",
-        ),
-    ),
+    cause=_cause,
 )

@@ -104,9 +104,50 @@ def worlds():
     )
 
 
-def _missing_words(f):
-    """For each receiver's vector that is not whole: how many of its words are ABSENT."""
-    return [int((v == ABSENT).sum()) for m in f.raw for v in m["recv_buf"].reshape(-1, 4)]
+def _left(words):
+    """A model: all rows have come, and words(rows) are left in recv_buf."""
+    return lambda w: [{"out": e["out"], "recv_buf": words(e["out"])} for e in w.expected]
+
+
+def _sign(f):
+    if any((m["out"] == ABSENT).all() for m in f.raw):
+        return "take does not wait: its words are ABSENT. Poll until all four have come."
+    if any((m["out"] == ABSENT).any() for m in f.raw):
+        return "a row is taken before all of it has come: wait as long as ANY of its four words is ABSENT."
+    if f.differs("out") and all(
+        (np.sort(m["out"].ravel()) == np.sort(f.world.expected[0]["out"].ravel())).all() for m in f.raw
+    ):
+        return "the words are in the wrong order: a, b, c, d."
+    if f.differs("out") and (f.world.data["rows"] == ABSENT).any():
+        return "a word that happens to be ABSENT must be sent as ESCAPE."
+    if f.differs("out") and any((m["out"] == ESCAPE).any() for m in f.raw):
+        return "only ABSENT is replaced: all other words travel as they are."
+    return None
+
+
+def _cause(f):
+    if f.race_on("recv_buf") and f.says("(load16|store16) |ld_.*plain|plain access"):
+        return (
+            "recv_buf is polled while a peer writes it, so both need strong words: load16_relaxed_sys and "
+            "store16_relaxed_sys."
+        )
+    if f.race_on("recv_buf") and f.says("both are strong stores"):
+        return "ABSENT is stored before the words have come: poll first, until none of the four is ABSENT; reset after."
+    if (
+        f.kind == "hang"
+        and all((m["recv_buf"] == ABSENT).all() for m in f.raw)
+        and not f.uses(r"store16_\w+\(place, a")
+    ):
+        return "put stores nothing, and take waits for ever."
+    if f.kind == "hang" and (f.world.data["rows"] == ABSENT).any():
+        return "a word that happens to be ABSENT is sent as it is, and take waits for ever: send ESCAPE in its stead."
+    if f.kind == "hang" and (f.world.data["rows"] == 0).all():
+        return "a word of 0 is data: only ABSENT has not come yet."
+    if f.kind == "hang":
+        return "take waits for words that have come, or are gone: reset them once, behind the loop."
+    if f.kind == "bounds":
+        return "an address is wrong: a vector has 16 bytes."
+    return None
 
 
 PUZZLE = Puzzle(
@@ -122,69 +163,11 @@ PUZZLE = Puzzle(
     kernels=("exchange",),
     mistakes=(
         (
-            lambda w: [{"out": w.expected[0]["out"], "recv_buf": w.expected[0]["out"]} for _ in w.tokens],
+            _left(lambda out: out),
             "the words are not reset to ABSENT: in the next round old rows would pass for new ones.",
         ),
-        (
-            lambda w: [
-                {"out": w.expected[0]["out"], "recv_buf": np.zeros((RANKS, ROOM, 4), np.uint32)} for _ in w.tokens
-            ],
-            "the words are reset to 0, and 0 may be data. What has not come yet is ABSENT.",
-        ),
+        (_left(np.zeros_like), "the words are reset to 0, and 0 may be data. What has not come yet is ABSENT."),
     ),
-    signs=(
-        (
-            lambda f: any((m["out"] == ABSENT).all() for m in f.raw),
-            "take does not wait: its words are ABSENT. Poll until all four have come.",
-        ),
-        (
-            lambda f: any((m["out"] == ABSENT).any() for m in f.raw),
-            "a row is taken before all of it has come: wait as long as ANY of its four words is ABSENT.",
-        ),
-        (
-            lambda f: (
-                f.differs("out")
-                and all((np.sort(m["out"].ravel()) == np.sort(f.world.expected[0]["out"].ravel())).all() for m in f.raw)
-            ),
-            "the words are in the wrong order: a, b, c, d.",
-        ),
-        (
-            lambda f: f.differs("out") and (f.world.data["rows"] == ABSENT).any(),
-            "a word that happens to be ABSENT must be sent as ESCAPE.",
-        ),
-        (
-            lambda f: f.differs("out") and any((m["out"] == ESCAPE).any() for m in f.raw),
-            "only ABSENT is replaced: all other words travel as they are.",
-        ),
-    ),
-    causes=(
-        (
-            lambda f: f.race_on("recv_buf") and f.says("(load16|store16) |ld_.*plain|plain access"),
-            "recv_buf is polled while a peer writes it, so both need strong words: load16_relaxed_sys and "
-            "store16_relaxed_sys.",
-        ),
-        (
-            lambda f: f.race_on("recv_buf") and f.says("both are strong stores"),
-            "ABSENT is stored before the words have come: poll first, until none of the four is ABSENT; reset after.",
-        ),
-        (
-            lambda f: (
-                f.kind == "hang" and all(n == 4 for n in _missing_words(f)) and not f.uses(r"store16_\w+\(place, a")
-            ),
-            "put stores nothing, and take waits for ever.",
-        ),
-        (
-            lambda f: f.kind == "hang" and (f.world.data["rows"] == ABSENT).any(),
-            "a word that happens to be ABSENT is sent as it is, and take waits for ever: send ESCAPE in its stead.",
-        ),
-        (
-            lambda f: f.kind == "hang" and (f.world.data["rows"] == 0).all(),
-            "a word of 0 is data: only ABSENT has not come yet.",
-        ),
-        (
-            lambda f: f.kind == "hang",
-            "take waits for words that have come, or are gone: reset them once, behind the loop.",
-        ),
-        (lambda f: f.kind == "bounds", "an address is wrong: a vector has 16 bytes."),
-    ),
+    sign=_sign,
+    cause=_cause,
 )

@@ -1,13 +1,23 @@
 """Puzzle 15: a whole dispatch."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.own_kernels import BF16, NOT_YET, more_of, only_these_missing, routing, values
-from epmoe.puzzles.world import Region, World, many
+from epmoe.puzzles.own_implementation import own_dispatch
+from epmoe.puzzles.own_kernels import (
+    BF16,
+    NOT_ACQ_REL,
+    arrivals,
+    described,
+    more_of,
+    only_these_missing,
+    routing,
+    unfenced,
+    values,
+)
+from epmoe.puzzles.world import NOT_YET, Region, World
 
 START = '''"""Puzzle 15: your own dispatch.
 
@@ -172,9 +182,10 @@ def regions(shape, tokens, rounds):
     """The regions for a shape; what a round overwrites of peers is there once for each round."""
     ranks, experts, top_k, hidden, slots = shape
     local, rows = experts // ranks, ranks * slots * min(top_k, experts // ranks)
+    n = max(1, *tokens)
     return (
-        Region("tokens", (max(1, max(tokens)), hidden), BF16, ("token", "column")),
-        Region("ids", (max(1, max(tokens)), top_k), axes=("token", "k")),
+        Region("tokens", (n, hidden), BF16, ("token", "column")),
+        Region("ids", (n, top_k), axes=("token", "k")),
         Region("reserved", (experts,), axes=("expert",)),
         Region("finished", (experts,), axes=("expert",)),
         Region("done", (1,), axes=("word",)),
@@ -192,7 +203,7 @@ def regions(shape, tokens, rounds):
     )
 
 
-def world(shape, tokens, rounds=2, *, ids=None, rows=None, grid=3, threads=64, name=""):
+def world(shape, tokens, rounds=2, *, ids=None, rows=None, grid=3, threads=64):
     """The world of a dispatch. shape: n_ranks, n_experts, top_k, hidden, slots. ids, rows: of each rank."""
     ranks, experts, top_k, hidden, slots = shape
     local = experts // ranks
@@ -209,23 +220,14 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, grid=3, threads=64, n
     for rank in range(ranks):
         full = {r.name: r.unwritten() for r in made}
         full["tokens"][: len(rows[rank])], full["ids"][: len(ids[rank])] = rows[rank], ids[rank]
-        came, ends = [], [0]
-        for e in range(rank * local, (rank + 1) * local):
-            came += [(src, t, k) for src in range(ranks) for t, k in np.argwhere(ids[src] == e)]
-            ends.append(len(came))
+        came, begins = arrivals(ids, rank, local)
         for i, (src, t, k) in enumerate(came):
             full["rows"][:, i], full["src_info"][:, i] = rows[src][t], (t, k)
-        full["row_offsets"][:] = ends
+        full["row_offsets"][:] = begins[::ranks]
         start.append({k: full[k] for k in ("tokens", "ids")} | nothing)
         expected.append({k: full[k] for k in ("row_offsets", "src_info", "rows")} | nothing)
-    counts = " and ".join(map(str, tokens))
-    name = (
-        name
-        or f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
-    )
-    return World(
-        name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=dict(shape=shape, ids=ids)
-    )
+    name, data = described(tokens, experts, rounds, grid, threads), dict(shape=shape, ids=ids)
+    return World(name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data)
 
 
 def worlds():
@@ -257,14 +259,76 @@ def canonical(memory, world):
     return tuple(out)
 
 
-def test_world(tokens, rounds):
-    """A world of the student's TESTS, in which results are compared, and the signals."""
-    made = world((2, 4, 2, 8, max(1, *tokens)), tokens, rounds, grid=2, threads=33)
-    compared = ("rows", "row_offsets", "src_info", "recv_count")
-    return replace(made, expected=tuple({k: e[k] for k in compared} for e in made.expected))
-
-
+COMPARED = ("rows", "row_offsets", "src_info", "recv_count")
 TRAVELS = ("recv_buf", "recv_count", "rows", "src_info", "row_offsets")
+
+
+def _cause(f):
+    if not any(m["reserved"].any() or m["finished"].any() for m in f.raw) and not f.uses(r"write_message\("):
+        return "nothing is sent yet."
+    if f.waits_for("finished"):
+        return (
+            "a count in `finished` is never reached: messages are not counted, or the counters of the round before "
+            "were not reset."
+        )
+    if f.waits_for("recv_count") and _zeros_missing(f):
+        return "an expert without tokens gets no signal."
+    if f.waits_for("recv_count") and f.world.rounds == 1:
+        return "a signal is never sent, or goes to the wrong place."
+    if f.waits_for("recv_count"):
+        return "a signal is never sent, or is reset before all blocks have seen it."
+    return _race(f) or _memory(f)
+
+
+def _race(f):
+    if f.race_on("recv_count") and f.says("scopes"):
+        return "the signal goes to another GPU: both sides need scope sys."
+    if f.race_on("finished", "reserved", "done") and f.says("scopes"):
+        return "a counter is used by several blocks: cta is too narrow a scope."
+    if f.race_on(*TRAVELS) and "while" not in f.hole(1):
+        return "a signal is sent before all messages are written: wait for `finished`."
+    if f.race_on(*TRAVELS) and unfenced(f.hole(1), "ld_relaxed"):
+        return "`finished` is read by a relaxed load, so the signal says nothing about the messages: acquire it."
+    if f.race_on(*TRAVELS) and unfenced(f.hole(1), "st_relaxed"):
+        return "the signal is relaxed, and orders nothing: release it."
+    if f.race_on(*TRAVELS) and unfenced(f.hole(0), r"add_relaxed_\w+\(finished"):
+        return "a message is counted by a relaxed addition, which orders nothing: release it."
+    if f.race_on(*TRAVELS) and "syncwarp" not in f.hole(0):
+        return "a message is counted before all lanes have written it: a syncwarp() is missing before the count."
+    if f.race_on(*TRAVELS) and unfenced(f.hole(2), "ld_relaxed"):
+        return "the signal is seen by a relaxed load, which orders nothing: acquire it."
+    if f.race_on(*TRAVELS) and "syncthreads" not in f.hole(2):
+        return "threads go on before their block has seen all signals: a syncthreads() is missing behind the wait."
+    if f.race_on(*TRAVELS, "done") and "syncthreads" not in f.hole(3):
+        return (
+            "words are reset that other threads of the block still read: a syncthreads() is missing before the block "
+            "is counted."
+        )
+    if f.race_on(*TRAVELS, "done", "reserved", "finished") and unfenced(f.hole(3), NOT_ACQ_REL):
+        return "`done` is not counted with acq_rel: the last block must acquire what the others release."
+    if f.race_on(*TRAVELS) and not re.search("block_dim|range", f.hole(2)):
+        return (
+            "some signals are not waited for: there may be more words than threads, so thread i polls the words i, i +"
+            " block_dim(), ..."
+        )
+    if f.race_on("recv_count", "done", "reserved", "finished"):
+        return "words are reset while other blocks still use them: only the last block may."
+    if f.race_on(*TRAVELS):
+        return "the chain from the store of a message to its load is broken: each link releases, the next acquires."
+    return None
+
+
+def _memory(f):
+    if f.kind == "bounds" or f.differs("reserved", "finished") or f.race_on("reserved"):
+        return (
+            "`reserved` or `finished` is not right: one claim and one count for each message, and 0 after each round."
+        )
+    if f.differs("recv_count"):
+        return "recv_count is not reset to NOT_YET."
+    if f.differs("done"):
+        return "`done` is not reset to 0."
+    return None
+
 
 PUZZLE = Puzzle(
     title="Your own dispatch",
@@ -281,98 +345,10 @@ PUZZLE = Puzzle(
         "both ranks.",
     ),
     worlds=worlds,
-    kernels=("send", "receive"),
     make="dispatch_kernels",
     canonical=canonical,
-    more=more_of("dispatch", test_world),
-    causes=(
-        (
-            lambda f: (
-                not any(m["reserved"].any() or m["finished"].any() for m in f.raw) and not f.uses(r"write_message\(")
-            ),
-            "nothing is sent yet.",
-        ),
-        (
-            lambda f: f.waits_for("finished"),
-            "a count in `finished` is never reached: messages are not counted, or the counters of the round "
-            "before were not reset.",
-        ),
-        (lambda f: f.waits_for("recv_count") and _zeros_missing(f), "an expert without tokens gets no signal."),
-        (
-            lambda f: f.waits_for("recv_count") and f.world.rounds == 1,
-            "a signal is never sent, or goes to the wrong place.",
-        ),
-        (lambda f: f.waits_for("recv_count"), "a signal is never sent, or is reset before all blocks have seen it."),
-        (
-            lambda f: f.race_on("recv_count") and f.says("scopes"),
-            "the signal goes to another GPU: both sides need scope sys.",
-        ),
-        (
-            lambda f: f.race_on("finished", "reserved", "done") and f.says("scopes"),
-            "a counter is used by several blocks: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "while" not in f.hole(1),
-            "a signal is sent before all messages are written: wait for `finished`.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1),
-            "`finished` is read by a relaxed load, so the signal says nothing about the messages: acquire it.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "st_relaxed" in f.hole(1) and "fence" not in f.hole(1),
-            "the signal is relaxed, and orders nothing: release it.",
-        ),
-        (
-            lambda f: (
-                f.race_on(*TRAVELS) and re.search(r"add_relaxed_\w+\(finished", f.hole(0)) and "fence" not in f.hole(0)
-            ),
-            "a message is counted by a relaxed addition, which orders nothing: release it.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "syncwarp" not in f.hole(0),
-            "a message is counted before all lanes have written it: a syncwarp() is missing before the count.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "ld_relaxed" in f.hole(2) and "fence" not in f.hole(2),
-            "the signal is seen by a relaxed load, which orders nothing: acquire it.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and "syncthreads" not in f.hole(2),
-            "threads go on before their block has seen all signals: a syncthreads() is missing behind the wait.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS, "done") and "syncthreads" not in f.hole(3),
-            "words are reset that other threads of the block still read: a syncthreads() is missing before the block is counted.",
-        ),
-        (
-            lambda f: (
-                f.race_on(*TRAVELS, "done", "reserved", "finished")
-                and re.search(r"_(relaxed|acquire|release)_\w+\(done", f.hole(3))
-                and "fence" not in f.hole(3)
-            ),
-            "`done` is not counted with acq_rel: the last block must acquire what the others release.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS) and not re.search("block_dim|range", f.hole(2)),
-            "some signals are not waited for: there may be more words than threads, so thread i polls the "
-            "words i, i + block_dim(), ...",
-        ),
-        (
-            lambda f: f.race_on("recv_count", "done", "reserved", "finished"),
-            "words are reset while other blocks still use them: only the last block may.",
-        ),
-        (
-            lambda f: f.race_on(*TRAVELS),
-            "the chain from the store of a message to its load is broken: each link releases, the next acquires.",
-        ),
-        (
-            lambda f: f.kind == "bounds" or f.differs("reserved", "finished") or f.race_on("reserved"),
-            "`reserved` or `finished` is not right: one claim and one count for each message, and 0 after each round.",
-        ),
-        (lambda f: f.differs("recv_count"), "recv_count is not reset to NOT_YET."),
-        (lambda f: f.differs("done"), "`done` is not reset to 0."),
-    ),
+    more=more_of(own_dispatch, world, COMPARED),
+    cause=_cause,
 )
 
 

@@ -1,13 +1,22 @@
 """Puzzle 16: a whole combine."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
-from epmoe.puzzles.own_kernels import BF16, NOT_YET, more_of, only_these_missing, routing
-from epmoe.puzzles.world import Region, World, many
+from epmoe.puzzles.own_implementation import own_combine
+from epmoe.puzzles.own_kernels import (
+    BF16,
+    NOT_ACQ_REL,
+    arrivals,
+    described,
+    more_of,
+    only_these_missing,
+    routing,
+    unfenced,
+)
+from epmoe.puzzles.world import NOT_YET, Region, World
 from epmoe_ref import fma_rn
 
 START = '''"""Puzzle 16: your own combine.
@@ -152,12 +161,7 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, infos=None, weights=N
     start, made = [], regions(shape, tokens, rounds)
     for rank in range(ranks):
         full = {r.name: r.unwritten() for r in made}
-        came, begins = [], [0]
-        for e in range(rank * local, (rank + 1) * local):
-            for src in range(ranks):
-                came += [(src, t, k) for t, k in np.argwhere(ids[src] == e)]
-                begins.append(len(came))
-        n = len(came)
+        came, begins = arrivals(ids, rank, local)
         for i, (src, t, k) in enumerate(came):
             full["src_info"][i] = infos[rank][i] if infos is not None else (t, k)
             t, k = full["src_info"][i]
@@ -180,9 +184,7 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, infos=None, weights=N
             out = np.where(ids[rank][:, k, None] >= 0, new, out)
         combined[:, :n] = out.astype(BF16)
         expected.append({"combined": combined} | {k: start[rank][k] for k in ("recv_count", "done")})
-    counts = " and ".join(map(str, tokens))
-    name = f"ranks with {counts} tokens, {experts} experts, {many(rounds, 'round')}, {grid} blocks of {threads} threads"
-    data = dict(shape=shape, ids=ids)
+    name, data = described(tokens, experts, rounds, grid, threads), dict(shape=shape, ids=ids)
     return World(name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data)
 
 
@@ -196,16 +198,73 @@ def worlds():
     )
 
 
-def test_world(tokens, rounds):
-    """A world of the student's TESTS, in which results are compared, and the signals."""
-    made = world((2, 4, 2, 8, max(1, *tokens)), tokens, rounds, grid=2, threads=33)
-    compared = ("combined", "recv_count")
-    return replace(made, expected=tuple({k: e[k] for k in compared} for e in made.expected))
-
-
+COMPARED = ("combined", "recv_count")
 BACK = ("returned", "recv_count", "combined")
 
 NOT_MET = "threads sum before their block has seen all signals: a syncthreads() is missing behind the wait."
+
+
+def _sign(f):
+    if f.differs("combined") and not f.uses("return_row"):
+        return "nothing is sent back yet."
+    if f.differs("combined") and not (np.nan_to_num(f.holds("combined").astype(float)) > 0).any():
+        return "nothing is summed yet."
+    if (
+        f.differs("combined")
+        and np.isnan(f.holds("combined").astype(float)).any()
+        and not re.search(r">=|> *-1|!=|<", f.hole(2))
+    ):
+        return "empty slots take part in the sum: where ids[token, k] is -1 nothing is added."
+    return None
+
+
+def _cause(f):
+    if f.waits_for("recv_count") and "ld_" in f.hole(1) and "syncthreads" not in f.hole(1):
+        return NOT_MET
+    if f.waits_for("recv_count") and _zeros_missing(f):
+        return "a segment without rows sends no signal, and its receiver waits for ever."
+    if f.waits_for("recv_count"):
+        return "a signal is never sent, or is reset before all blocks have seen it."
+    if f.kind == "hang":
+        return "not all threads of a block come to syncthreads."
+    if f.race_on("recv_count") and f.says("scopes"):
+        return "the signal goes to another GPU: both sides need scope sys."
+    if f.race_on("done") and f.says("scopes"):
+        return "`done` is used by several blocks: cta is too narrow a scope."
+    if f.race_on(*BACK) and unfenced(f.hole(0), "st_relaxed"):
+        return "the signal is relaxed, and orders nothing: release it."
+    if f.race_on(*BACK) and "syncthreads" not in f.hole(0):
+        return (
+            "a segment is signalled before all warps of the block have sent their rows: a syncthreads() is missing "
+            "before the signal."
+        )
+    if f.race_on(*BACK) and not re.search("ld_", f.hole(1)):
+        return "reduce does not wait for the rows."
+    if f.race_on(*BACK) and unfenced(f.hole(1), "ld_relaxed"):
+        return "the signal is seen by a relaxed load, which orders nothing: acquire it."
+    if f.race_on(*BACK) and "syncthreads" not in f.hole(1):
+        return NOT_MET
+    if f.race_on("recv_count", "done") and unfenced(f.hole(3), NOT_ACQ_REL):
+        return "`done` is not counted with acq_rel: the last block must acquire what the others release."
+    if f.race_on(*BACK) and not re.search("block_dim|range", f.hole(1)):
+        return (
+            "some signals are not waited for: there may be more words than threads, so thread i polls the words i, i +"
+            " block_dim(), ..."
+        )
+    if f.race_on("recv_count", "done"):
+        return "words are reset while other blocks still use them: only the last block may."
+    if f.race_on(*BACK):
+        return "the chain from the store of a row to its load is broken: each link releases, the next acquires."
+    if f.kind == "bounds":
+        return "an address is wrong: pair i of [token, k] is number (token * top_k + k) * pairs + i."
+    if f.differs("recv_count"):
+        return "recv_count is not reset to NOT_YET."
+    if f.differs("done"):
+        return "`done` is not reset to 0."
+    if f.differs("combined"):
+        return "a sum is wrong: weights[token, k] times returned[token, k], over all k with an expert."
+    return None
+
 
 PUZZLE = Puzzle(
     title="Your own combine",
@@ -221,86 +280,10 @@ PUZZLE = Puzzle(
         "and done. Does the block have to meet before, as in puzzle 15? Who reads recv_count, and when? TESTS need two rounds, and tokens on both ranks.",
     ),
     worlds=worlds,
-    kernels=("send_back", "reduce"),
     make="combine_kernels",
-    more=more_of("combine", test_world),
-    signs=(
-        (lambda f: f.differs("combined") and not f.uses("return_row"), "nothing is sent back yet."),
-        (
-            lambda f: f.differs("combined") and not (np.nan_to_num(f.holds("combined").astype(float)) > 0).any(),
-            "nothing is summed yet.",
-        ),
-        (
-            lambda f: (
-                f.differs("combined")
-                and np.isnan(f.holds("combined").astype(float)).any()
-                and not re.search(r">=|> *-1|!=|<", f.hole(2))
-            ),
-            "empty slots take part in the sum: where ids[token, k] is -1 nothing is added.",
-        ),
-    ),
-    causes=(
-        (lambda f: f.waits_for("recv_count") and "ld_" in f.hole(1) and "syncthreads" not in f.hole(1), NOT_MET),
-        (
-            lambda f: f.waits_for("recv_count") and _zeros_missing(f),
-            "a segment without rows sends no signal, and its receiver waits for ever.",
-        ),
-        (lambda f: f.waits_for("recv_count"), "a signal is never sent, or is reset before all blocks have seen it."),
-        (lambda f: f.kind == "hang", "not all threads of a block come to syncthreads."),
-        (
-            lambda f: f.race_on("recv_count") and f.says("scopes"),
-            "the signal goes to another GPU: both sides need scope sys.",
-        ),
-        (
-            lambda f: f.race_on("done") and f.says("scopes"),
-            "`done` is used by several blocks: cta is too narrow a scope.",
-        ),
-        (
-            lambda f: f.race_on(*BACK) and "st_relaxed" in f.hole(0) and "fence" not in f.hole(0),
-            "the signal is relaxed, and orders nothing: release it.",
-        ),
-        (
-            lambda f: f.race_on(*BACK) and "syncthreads" not in f.hole(0),
-            "a segment is signalled before all warps of the block have sent their rows: a syncthreads() is missing before the signal.",
-        ),
-        (lambda f: f.race_on(*BACK) and not re.search("ld_", f.hole(1)), "reduce does not wait for the rows."),
-        (
-            lambda f: f.race_on(*BACK) and "ld_relaxed" in f.hole(1) and "fence" not in f.hole(1),
-            "the signal is seen by a relaxed load, which orders nothing: acquire it.",
-        ),
-        (lambda f: f.race_on(*BACK) and "syncthreads" not in f.hole(1), NOT_MET),
-        (
-            lambda f: (
-                f.race_on("recv_count", "done")
-                and re.search(r"_(relaxed|acquire|release)_\w+\(done", f.hole(3))
-                and "fence" not in f.hole(3)
-            ),
-            "`done` is not counted with acq_rel: the last block must acquire what the others release.",
-        ),
-        (
-            lambda f: f.race_on(*BACK) and not re.search("block_dim|range", f.hole(1)),
-            "some signals are not waited for: there may be more words than threads, so thread i polls the "
-            "words i, i + block_dim(), ...",
-        ),
-        (
-            lambda f: f.race_on("recv_count", "done"),
-            "words are reset while other blocks still use them: only the last block may.",
-        ),
-        (
-            lambda f: f.race_on(*BACK),
-            "the chain from the store of a row to its load is broken: each link releases, the next acquires.",
-        ),
-        (
-            lambda f: f.kind == "bounds",
-            "an address is wrong: pair i of [token, k] is number (token * top_k + k) * pairs + i.",
-        ),
-        (lambda f: f.differs("recv_count"), "recv_count is not reset to NOT_YET."),
-        (lambda f: f.differs("done"), "`done` is not reset to 0."),
-        (
-            lambda f: f.differs("combined"),
-            "a sum is wrong: weights[token, k] times returned[token, k], over all k with an expert.",
-        ),
-    ),
+    more=more_of(own_combine, world, COMPARED),
+    sign=_sign,
+    cause=_cause,
 )
 
 

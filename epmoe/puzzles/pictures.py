@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe.device.sim.recorder import Recorder
 from epmoe.lessons.telling import WIDTH
-from epmoe.puzzles.world import POISON, run
+from epmoe.puzzles.world import NOT_YET, POISON, run
 
 LINES, COLUMNS = 10, (8, 6, 4, 2)  # of a picture, at most: the first number of columns that fits
 EVENTS = 8  # of a word's history, at most
@@ -100,7 +100,7 @@ def value(x):
     """A number as the pictures show it."""
     if x.tobytes() == bytes([POISON]) * x.dtype.itemsize:
         return UNWRITTEN
-    if x.dtype == np.uint64 and int(x) == 2**64 - 1:
+    if x.dtype == np.uint64 and int(x) == NOT_YET:
         return "NOT_YET"
     return str(int(x)) if x.dtype.kind in "iu" else f"{float(x):g}"
 

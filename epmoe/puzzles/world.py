@@ -8,6 +8,7 @@ from epmoe import device
 from epmoe.puzzles.given import TABLES
 from epmoe_ref.errors import DeadlockError, EPError, OutOfBoundsError, RaceError
 
+NOT_YET = 2**64 - 1  # of a signal that has not come
 POISON = 0xA5  # of memory that nobody has written
 KINDS = {RaceError: "race", DeadlockError: "hang", OutOfBoundsError: "bounds"}
 N_SMS = 8

@@ -95,6 +95,12 @@ def test_each_synchronisation_in_the_students_lines_can_be_lost():
     assert len(own_kernels.losses("puzzle15.py", kept)) == len(found) - 1
 
 
+def of_tests(module, answer):
+    """The worlds of the answer's TESTS, and of good ones."""
+    given = own_kernels.tests_of(answer), own_kernels.GOOD_TESTS
+    return [own_kernels.tested(tests, module.world, module.COMPARED) for tests in given]
+
+
 @pytest.mark.parametrize(
     "says, chosen, edit",
     [
@@ -111,11 +117,8 @@ def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, mon
     loss = next(x for x in own_kernels.losses(file.name, file.read_text()) if re.search(chosen, x.change))
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     answer = load(file)
-    tests, good = (
-        [puzzle_16.test_world(*t) for t in given] for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
-    )
     with pytest.raises(Wrong, match=says) as error:
-        own_kernels.broken(asked, answer, tests, good, lambda: None)
+        own_kernels.broken(asked, answer, *of_tests(puzzle_16, answer), lambda: None)
     assert f"line {loss.line}: {loss.change}" in str(error.value)
 
 
@@ -129,14 +132,12 @@ def test_a_lost_wait_is_noticed_with_several_tokens(tests, notice, tmp_path, mon
     )
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     answer = load(file)
-    own, good = (
-        [puzzle_15.test_world(*t) for t in given] for given in (own_kernels.tests_of(answer), own_kernels.GOOD_TESTS)
-    )
+    worlds = of_tests(puzzle_15, answer)
     if notice:
-        assert "miss" not in own_kernels.broken(asked, answer, own, good, lambda: None)
+        assert "miss" not in own_kernels.broken(asked, answer, *worlds, lambda: None)
     else:
         with pytest.raises(Wrong, match="your TESTS are too weak"):
-            own_kernels.broken(asked, answer, own, good, lambda: None)
+            own_kernels.broken(asked, answer, *worlds, lambda: None)
 
 
 @pytest.mark.parametrize("tests", ["3", "[]", "[((1, 2, 3), 1)]", "[((1, 2), 99)]"])
