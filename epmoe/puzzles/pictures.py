@@ -111,8 +111,8 @@ def history(kernels, world, schedule, place):
     r, recorder = world.region(name), Recorder()
     run(kernels, world, schedule, recorder=recorder, go_on=True)
     element = int(np.ravel_multi_index(index, r.shape)) * np.dtype(r.dtype).itemsize
-    address = recorder.addresses[rank][name] + element
-    found = [e for e in recorder.events if e.nbytes and e.address <= address < e.address + e.nbytes]
+    of_region = [e for e in recorder.events if e.span is not None and (e.span.name, e.span.rank) == (name, rank)]
+    found = [e for e in of_region if e.address <= e.span.low + element < e.address + e.nbytes]
     if not found:
         return ""
     out = [f"what happened to {name}[{', '.join(map(str, index))}] of rank {rank}:"]
@@ -122,7 +122,7 @@ def history(kernels, world, schedule, place):
     for e in found[-EVENTS:]:
         out.append(
             f"  {e.line:16} {e.word:{words}} by rank {e.rank} block {e.block} thread {e.thread}"
-            f"{_seen(e, address, r.dtype)}"
+            f"{_seen(e, e.span.low + element, r.dtype)}"
         )
     return "\n".join(out)
 

@@ -96,7 +96,7 @@ class Schedule:
 class Result:
     """What a run came to. kind: "" if it ended, else "race", "hang", "bounds" or "error".
 
-    report: of the simulator. memory: for each rank {name: array}, as it was at the end. error: the exception, if any.
+    report: of the simulator, "" if it has none. memory: for each rank {name: array}, as it was at the end. error: the exception, if any.
     """
 
     kind: str
@@ -117,8 +117,10 @@ class Memory:
             }
             for rank in range(world.n_ranks)
         ]
-        self.tables = [machine.alloc(len(t) * 8, "params") for t in self._tables()]
-        for table, words in zip(self.tables, self._tables()):
+        self.tables = []
+        for words in self._tables():
+            table = machine.alloc(words.nbytes, "params")
+            self.tables.append(table)
             table.write(words)
             TABLES[table.address] = words.tolist()
         for buffers, start in zip(self.buffers, world.start):
@@ -136,14 +138,8 @@ class Memory:
             for n in range(w.rounds)
         ]
 
-    def arrays(self):
-        """For each rank {name: array}, as they are now."""
-        return tuple(
-            {r.name: b[r.name].array(r.dtype, r.shape).copy() for r in self.world.regions} for b in self.buffers
-        )
-
     def read(self):
-        """The same after all launches have ended, also on a GPU."""
+        """For each rank {name: array}, after all launches have ended."""
         return tuple({r.name: b[r.name].read(r.dtype, r.shape) for r in self.world.regions} for b in self.buffers)
 
     def launch(self, kernels):
@@ -176,18 +172,14 @@ def run(kernels, world, schedule, *, recorder=None, go_on=False):
         recorder=recorder,
         resident_limit=world.blocks,
     )
-    memory = Memory(machine, world)
+    memory, kind, report, error = Memory(machine, world), "", "", None
     try:
         memory.launch(kernels)
-    except EPError as error:
-        kind = next((k for c, k in KINDS.items() if isinstance(error, c)), "error")
-        report = str(error).replace("which holds 2**64 - 1", "which holds NOT_YET")
-        return Result(kind, report, memory.arrays(), error)
-    except (Exception, SystemExit) as error:
-        return Result("error", f"{type(error).__name__}: {error}", memory.arrays(), error)
-    finally:
-        result = memory.arrays()
-        if recorder is not None:
-            recorder.addresses = [{name: b.address for name, b in of_rank.items()} for of_rank in memory.buffers]
-        memory.free()
-    return Result("", "", result)
+    except EPError as found:
+        kind, error = next((k for c, k in KINDS.items() if isinstance(found, c)), "error"), found
+        report = str(found).replace("which holds 2**64 - 1", "which holds NOT_YET")
+    except (Exception, SystemExit) as found:
+        kind, error = "error", found
+    held = memory.read()
+    memory.free()
+    return Result(kind, report, held, error)
