@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 import epmoe_ref
+from epmoe.routing_report.counts import count
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -26,38 +27,28 @@ class Drawn(NamedTuple):
 
 def drawn(cfg, routed):
     """A routing as the page shows it: complete if it fits on the stage, else a slice of it and its totals."""
-    fits = (
-        cfg.n_ranks <= RANKS
-        and cfg.n_local_experts <= LOCAL
-        and max(routed.num_tokens) <= TOKENS
-        and cfg.top_k <= TOP_K
-    )
     if not any((ids[:3] >= 0).any() for ids in routed.topk_ids[:3]):
         raise EPValueError(
             "no token to draw has an expert: the first tokens of the first ranks have only -1 in topk_ids"
         )
-    if fits:
-        return Drawn(_world(cfg.n_ranks, cfg.n_local_experts, cfg.top_k, routed), None, [])
+    sizes = cfg.n_ranks, cfg.n_local_experts, max(routed.num_tokens), cfg.top_k
+    if all(size <= most for size, most in zip(sizes, (RANKS, LOCAL, TOKENS, TOP_K))):
+        ids, weights = [a.tolist() for a in routed.topk_ids], [a.tolist() for a in routed.topk_weights]
+        return Drawn(_world(cfg.n_ranks, cfg.n_local_experts, cfg.top_k, ids, weights, routed.x), None, [])
     world, notes = _slice(cfg, routed)
     return Drawn(world, totals(cfg, routed.topk_ids), notes)
 
 
-def _world(ranks, local, top_k, routed):
-    return {
-        "ranks": ranks,
-        "local": local,
-        "topK": top_k,
-        "ids": [a.tolist() for a in routed.topk_ids],
-        "weights": [a.astype(np.float32).tolist() for a in routed.topk_weights],
-        "x": [np.asarray(x[:, :COLUMNS], np.float32).tolist() for x in routed.x],
-    }
+def _world(ranks, local, top_k, ids, weights, x):
+    x = [np.asarray(of_rank[:, :COLUMNS], np.float32).tolist() for of_rank in x]
+    return {"ranks": ranks, "local": local, "topK": top_k, "ids": ids, "weights": weights, "x": x}
 
 
 def _slice(cfg, routed):
     """The first tokens of the first ranks, and for each rank the experts that these tokens choose most often."""
     ranks, local, top_k = min(cfg.n_ranks, 3), min(cfg.n_local_experts, 2), min(cfg.top_k, 2)
     picked = [ids[:3] for ids in routed.topk_ids[:ranks]]
-    wanted = np.bincount(np.concatenate([p[p >= 0] for p in picked] or [[]]).astype(int), minlength=cfg.n_experts)
+    wanted = np.bincount(np.concatenate([p[p >= 0] for p in picked]), minlength=cfg.n_experts)
     shown = {}  # global expert -> its number in the slice
     for rank in range(ranks):
         mine = range(rank * cfg.n_local_experts, (rank + 1) * cfg.n_local_experts)
@@ -72,14 +63,7 @@ def _slice(cfg, routed):
             w[t, : len(kept)] = np.asarray(routed.topk_weights[rank])[t, kept]
         ids.append(new.tolist())
         weights.append(w.tolist())
-    world = {
-        "ranks": ranks,
-        "local": local,
-        "topK": top_k,
-        "ids": ids,
-        "weights": weights,
-        "x": [np.asarray(x[:3, :COLUMNS], np.float32).tolist() for x in routed.x[:ranks]],
-    }
+    world = _world(ranks, local, top_k, ids, weights, [x[:3] for x in routed.x[:ranks]])
     names = ", ".join(f"e{n} is expert {e}" for e, n in shown.items())
     notes = [
         f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens are too many to "
@@ -91,16 +75,13 @@ def _slice(cfg, routed):
 
 def totals(cfg, topk_ids):
     """Pairs and rows [src_rank][dst_rank], and each expert's load, for matrices and floors."""
-    n = cfg.n_ranks
-    pairs, rows = np.zeros((n, n), int), np.zeros((n, n), int)
-    load = np.zeros(cfg.n_experts, int)
-    for src, ids in enumerate(topk_ids):
-        valid = ids >= 0
-        load += np.bincount(ids[valid].astype(int), minlength=cfg.n_experts)
-        dst = np.where(valid, ids // cfg.n_local_experts, -1)
-        for r in range(n):
-            pairs[src, r], rows[src, r] = (dst == r).sum(), (dst == r).any(axis=1).sum()
-    return {"pairs": pairs.tolist(), "rows": rows.tolist(), "load": load.tolist(), "local": cfg.n_local_experts}
+    step = count(topk_ids, cfg.n_experts)
+    return {
+        "pairs": step.pairs.tolist(),
+        "rows": step.rows.tolist(),
+        "load": step.by_expert.tolist(),
+        "local": cfg.n_local_experts,
+    }
 
 
 def expert_outputs(world, dispatched):
