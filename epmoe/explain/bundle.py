@@ -3,6 +3,7 @@
 In the words, {{name}} is a value that follows from the world, and [[name]] is a number that readers can change.
 """
 
+import json
 import re
 from html import escape
 from importlib.resources import files
@@ -26,6 +27,19 @@ class Chapter(NamedTuple):
 def source(name):
     """A file of the page."""
     return files("epmoe.explain").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def put_together(template, **parts):
+    """A page: an HTML file in which each @NAME@ is replaced by a part, a text or data for scripts."""
+    page = source(template)
+    for name, part in parts.items():
+        text = part if isinstance(part, str) else _json(part)
+        page = page.replace(f"@{name}@", text, 1)
+    return page
+
+
+def _json(value):
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
 
 
 def script(entry):

@@ -135,7 +135,6 @@ def _pair(mistake, caption):
     return {
         "name": mistake.name,
         "title": re.sub("<.*?>", "", re.search("<strong>(.*?)</strong>", caption)[1]).rstrip("."),
-        "caption": caption,
         "length": max(len(side["operations"]) for side in sides.values()),
         "report": report,
         **sides,

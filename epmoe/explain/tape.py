@@ -1,9 +1,7 @@
 """The full tape, a second page: every counter of a recorded round over its steps, and each block's timeline."""
 
-import json
-
 from epmoe.explain.arrays import COUNTERS, SIGNALS, word
-from epmoe.explain.bundle import script, source
+from epmoe.explain.bundle import put_together, script, source
 from epmoe.explain.moments import moments
 from epmoe.explain.phases import PHASES, Timeline
 
@@ -32,14 +30,8 @@ MEANING = {
 
 def page(history):
     """The HTML text."""
-    template = source("tape.html")
-    for name, part in {
-        "STYLE": source("stage.css") + source("style.css") + source("tape.css"),
-        "DATA": json.dumps(data(history), separators=(",", ":")).replace("</", "<\\/"),
-        "SCRIPT": script("tape"),
-    }.items():
-        template = template.replace(f"@{name}@", part, 1)
-    return template
+    style = source("stage.css") + source("style.css") + source("tape.css")
+    return put_together("tape.html", STYLE=style, DATA=data(history), SCRIPT=script("tape"))
 
 
 def data(history):

@@ -34,7 +34,7 @@ export function main() {
     steps = stepsOf(order, story);
     for (const c of captions) c.steps = [];
     steps.forEach((step, n) => captionOf(step).steps.push(n));
-    const words = {...values(story, page.numbers), ...data.words}, about = references(story);
+    const words = values(story, page.numbers), about = references(story);
     for (const e of spans) {
       const name = e.dataset.value, word = words[name];
       if (word !== undefined && e.textContent !== String(word)) e.textContent = word;
