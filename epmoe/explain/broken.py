@@ -104,7 +104,7 @@ def run(kernels, seed, *, again=None, slow=()):
                 _dispatch(kernels, made, rank, streams[rank], sets[rank])
             if again == "combine":
                 for rank in range(2):
-                    _combine(kernels, machine, made, rank, streams[rank], sets[rank])
+                    _combine(kernels, made, rank, streams[rank], sets[rank])
             if again is not None:
                 later = _arguments(machine, made, SECOND, "row2")
                 for rank in range(2):
@@ -159,27 +159,30 @@ def at(made, name, rank):
     return made.buffers["base", rank].address + layout.region(CFG, name).offset
 
 
+def _received(made, phase):
+    """Addresses of recv_buf and recv_count of each rank."""
+    return [tuple(at(made, f"{phase}_{name}", r) for r in range(2)) for name in ("recv_buf", "recv_count")]
+
+
 def _dispatch(kernels, made, rank, stream, a):
-    peers = [tuple(at(made, name, r) for r in range(2)) for name in ("dispatch_recv_buf", "dispatch_recv_count")]
     kernels.dispatch_kernel(CFG, LAUNCH)[2, 32, stream](
         a["x"],
         a["ids"],
         *a["results"],
         at(made, "dispatch_send_buf", rank),
-        *peers,
+        *_received(made, "dispatch"),
         at(made, "ep_counters", rank),
         rank,
     )
 
 
-def _combine(kernels, machine, made, rank, stream, a):
-    peers = [tuple(at(made, name, r) for r in range(2)) for name in ("combine_recv_buf", "combine_recv_count")]
+def _combine(kernels, made, rank, stream, a):
     kernels.combine_kernel(CFG, LAUNCH, router_weights_wrapper=plain.given_weights)[2, 32, stream](
         a["y"],
         a["results"][3],
         a["out"],
         0,
-        *peers,
+        *_received(made, "combine"),
         at(made, "ep_counters", rank),
         a["ids"],
         rank,

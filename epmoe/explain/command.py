@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from epmoe.command_line import at_least_zero, sizes_of_a_world
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_zero, sizes_of_a_world
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
-RIGHT, DIFFERS, CANNOT_RUN = 0, 1, 2
 RANKS = 3
 HIDDEN = 64  # elements of a token, or more if the format needs it
 
@@ -103,10 +102,13 @@ def _recorded(args):
     from epmoe.explain.world import drawn as drawn_of
 
     start = time.perf_counter()
-    cfg, routed = _of_file(args) if args.input else (config_of(args, RANKS if args.ranks is None else args.ranks), None)
-    routed = routed or routed_for(cfg, args.seed)
+    if args.input:
+        cfg, routed = _of_file(args)
+    else:
+        cfg = config_of(args, args.ranks or RANKS)
+        routed = routed_for(cfg, args.seed)
     drawn = drawn_of(cfg, routed)
-    differences, notes, history, link = [], [], None, None
+    differences, link = [], None
     if drawn.whole is None:
         history = History(record(cfg, routed, fused=args.fused, seed=args.seed))
         differences = history.recording.differences
@@ -134,7 +136,7 @@ def _recorded(args):
     for difference in differences[:3]:
         print(f"DIFFERS from the reference: {difference}")
     print(f"{time.perf_counter() - start:.1f} s")
-    return DIFFERS if differences else RIGHT
+    return DIFFERS if differences else EQUAL
 
 
 def _of_file(args):
@@ -152,8 +154,7 @@ def _of_file(args):
     x = np.zeros((len(batch.x), hidden), batch.x.dtype)
     x[:, : batch.x.shape[1]] = batch.x[:, :hidden]
     routed = replace(batch, x=x).split(n_ranks)
-    most = max(1, *routed.num_tokens)
-    top_k = batch.topk_ids.shape[1]
+    most, top_k = max(1, *routed.num_tokens), batch.topk_ids.shape[1]
     return EPConfig(n_ranks, n_experts, top_k, hidden, most, token_format=args.format), routed
 
 
@@ -166,13 +167,13 @@ def _stamped(args, worlds):
             "on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
             "come from the simulator: EPMOE_DEVICE=sim epmoe explain"
         )
-    n_ranks = worlds.n_ranks if worlds.mpi else RANKS if args.ranks is None else args.ranks
+    n_ranks = worlds.n_ranks if worlds.mpi else args.ranks or RANKS
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)
     rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)
     if worlds.prints:
         text = of_stamps(rounds, about(cfg, args) | {"device": world.machine.describe()}).json()
         print(f"{_write(args.trace, text)}: {len(rounds[-1])} launches with stamps; open it in ui.perfetto.dev")
-    return RIGHT
+    return EQUAL
 
 
 def about(cfg, args):

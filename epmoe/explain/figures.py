@@ -1,6 +1,5 @@
 """Writes the page's pictures: each chapter in stages 1..n as SVG and PNG for slides, and an animation."""
 
-import re
 from pathlib import Path
 
 from epmoe.explain import stills
@@ -41,14 +40,15 @@ def _png(path):
 def animation(data, names):
     """Dispatch and combine as one animated SVG file; it stands still for readers who prefer reduced motion."""
     film = stills.call("film", data=data, order=names)
-    total, n = SECONDS * film["pictures"], film["pictures"]
+    n = film["pictures"]
+    total = SECONDS * n
     rules = [
         f"g.f{i}{{animation:f{i} {total:.1f}s infinite}}@keyframes f{i}{{{_frames(thing, n)}}}"
         for i, thing in enumerate(film["things"])
     ]
     bodies = []
     for i, thing in enumerate(film["things"]):
-        x, y, seen = next(p for p in reversed(thing["at"]) if p)
+        x, y = next(p for p in reversed(thing["at"]) if p)
         bodies.append(
             f'<g class="f{i}" transform="translate({x} {y})" opacity="{int(thing["at"][-1] is not None)}">'
             f'<g class="{thing["cls"]}">{thing["body"]}</g></g>'
@@ -67,9 +67,8 @@ def _frames(thing, n):
     places = thing["at"]
     frames, last = [], thing["from"] or next(p for p in places if p)
     for i, place in enumerate(places):
-        x, y, _ = place or last
-        last = place or last
+        x, y = last = place or last
         value = f"{{transform:translate({x}px,{y}px);opacity:{int(place is not None)}}}"
         start, end = 100 * (i + 0.35) / n, 100 * (i + 1) / n
         frames.append(f"{start:.2f}%,{end:.2f}%{value}" if i else f"0%,{end:.2f}%{value}")
-    return re.sub(r"\s", "", "".join(frames))
+    return "".join(frames)

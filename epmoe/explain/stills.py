@@ -29,11 +29,11 @@ def inline(still, name):
     )
 
 
-def alone(still, zoom=4 / 3):
-    """A picture as a separate SVG file. Its text is 12 px times zoom; the default gives 16 px, for slides."""
+def alone(still):
+    """A picture as a separate SVG file, for slides: its text of 12 px has 16."""
     w, h = still["width"], still["height"]
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{(w + 16) * zoom:.0f}" height="{(h + 16) * zoom:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{(w + 16) * 4 / 3:.0f}" height="{(h + 16) * 4 / 3:.0f}" '
         f'viewBox="-8 -8 {w + 16} {h + 16}"><style>{source("stage.css")}</style>'
         f'<rect class="ground" x="-8" y="-8" width="{w + 16}" height="{h + 16}"/>{still["svg"]}</svg>\n'
     )

@@ -43,8 +43,8 @@ export function film({data, order, width = 760}) {
       // a thing that changes its looks fades into the next: it is another thing at the same place
       const id = `${key} ${cls ?? ""} ${body}`;
       if (!things.has(id)) things.set(id, {key, body, cls: cls ?? "", z, at: FILM.map(() => null),
-        from: from && !before.has(key) ? [from.x, from.y, 1] : null});
-      things.get(id).at[i] = [x, y, 1];
+        from: from && !before.has(key) ? [from.x, from.y] : null});
+      things.get(id).at[i] = [x, y];
     });
   });
   return {pictures: FILM.length, width, height, things: [...things.values()].sort((a, b) => layer(a) - layer(b) || a.z - b.z)};
