@@ -4,6 +4,7 @@ import re
 from functools import cache
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from epmoe import layout
@@ -24,6 +25,10 @@ class Word(NamedTuple):
     nbytes: int
     show: object
 
+    def touched_by(self, e):
+        """Whether an event accesses the word."""
+        return e.span is not None and e.address < self.address + self.nbytes and e.address + e.nbytes > self.address
+
 
 def number(raw):
     """Bytes as a number; "–" if it has not arrived."""
@@ -33,7 +38,7 @@ def number(raw):
 
 def token(raw):
     """The first of the token's numbers."""
-    return f"{(np.frombuffer(raw[:2], np.uint16).astype(np.uint32) << 16).view(np.float32)[0]:g}"
+    return f"{float(np.frombuffer(raw[:2], ml_dtypes.bfloat16)[0]):g}"
 
 
 def words_of(run, names):
@@ -58,28 +63,18 @@ def words_of(run, names):
 
 def operations(run, names):
     """The kernels' operations on the words, [{rank, text, word, value, ...}]; polls of one value count as one."""
-    words, found, held = words_of(run, names), [], {}
+    words, found = words_of(run, names), []
     for e in run.recorder.events:
-        index = next(
-            (
-                n
-                for n, w in enumerate(words)
-                if e.span is not None and e.address < w.address + w.nbytes and e.address + e.nbytes > w.address
-            ),
-            None,
-        )
+        index = next((n for n, w in enumerate(words) if w.touched_by(e)), None)
         if index is None:
             continue
         raw = e.wrote if e.wrote is not None else e.saw
         offset = max(0, words[index].address - e.address)
         value = words[index].show(raw[offset : offset + words[index].nbytes])
-        before = held.get(index, "")
-        held[index] = value
         key = (e.rank, e.block, e.kind, index)
         same = next((o for o in reversed(found) if o["key"] == key and o["value"] == value), None)
         if same is not None and (e.kind == "load" or found[-1] is same) and not _changed(found, same, index):
             continue
-        old = words[index].show(e.saw) if e.kind == "atomic" else before
         found.append(
             dict(
                 key=key,
@@ -89,7 +84,7 @@ def operations(run, names):
                 value=value,
                 writes=e.wrote is not None,
                 site=("write" if e.wrote is not None else "read", e.line, e.rank, e.block),
-                text=f"rank {e.rank} block {e.block}: {_says(names[index], e, old, value)}  ({e.line})",
+                text=f"rank {e.rank} block {e.block}: {_says(names[index], e, value)}  ({e.line})",
             )
         )
     return found
@@ -99,18 +94,18 @@ def _changed(found, since, word):
     return any(o["word"] == word and o["writes"] for o in found[found.index(since) + 1 :])
 
 
-def _says(word, e, old, value):
+def _says(word, e, value):
     order = f", {e.order}" if e.order in ("release", "acquire", "acq_rel", "relaxed") else ""
     if word == "message":
         return f"{'writes' if e.wrote is not None else 'reads'} the message: {value}"
     if word.startswith("row"):
         return f"{'writes' if e.wrote is not None else 'reads'} row 0: {value}"
     if word == "reserved" and e.kind == "atomic":
-        return f"claims slot {old}: reserved is now {int(old) + 1}"
+        return f"claims slot {int(value) - 1}: reserved is now {value}"
     if word == "finished" and e.kind == "atomic":
-        return f"counts a message as written: finished is now {int(old) + 1}{order}"
+        return f"counts a message as written: finished is now {value}{order}"
     if word == "D" and e.kind == "atomic":
-        return f"is done: D is now {int(old) + 1}"
+        return f"is done: D is now {value}"
     if word == "recv_count" and e.wrote is not None and value != "–":
         return f"signals: recv_count = {value}{order}"
     if e.wrote is not None:
@@ -154,20 +149,22 @@ def _showing(mistake):
 
 def _report(run, mistake):
     """The lines of the race report about a word in the picture, and of the report of a hang if there is one."""
-    made = operations(run, mistake.words)
-    sites = {o["site"] for o in made}
+    sites = {o["site"] for o in operations(run, mistake.words)}
     for report in run.reports:
-        if {
-            (kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall(report)
-        } <= sites and "data race" in report:
+        if _sites(report) <= sites and "data race" in report:
             hang = next((r.splitlines()[0].rstrip(":") for r in run.reports if "data race" not in r), None)
             return [line.strip() for line in report.splitlines()] + ([hang] if hang else [])
     return []
 
 
+def _sites(report):
+    """The accesses in the text of a report, as operations name them."""
+    return {(kind, line, int(rank), int(block)) for kind, line, rank, block in ACCESS.findall(report)}
+
+
 def _side(run, mistake, report):
     made = operations(run, mistake.words)
-    racing = {(kind, line, int(r), int(b)) for kind, line, r, b in ACCESS.findall("\n".join(report))}
+    racing = _sites("\n".join(report))
     words = words_of(run, mistake.words)
     firsts = {"message": f"{broken.OLD:g}", "recv_count": "–"}
     expected, hangs = f"{broken.FIRST:g}", any("every thread waits" in line for line in report)
