@@ -120,11 +120,12 @@ export function makeStory(world, model, more = {}) {
   const away = pairs.filter((p) => p.dst !== p.rank);
   const late = away.findLast((p) => p.rank !== followed.rank || p.token !== followed.token) ?? null;
   const of = (p) => pairs.filter((q) => segment(q) === segment(p));
-  const together = pairs.reduce((best, p) => of(p).length > best.length && !at(followed.rank, followed.token).slice(0, 1).includes(p) ? of(p) : best, []);
-  const example = at(followed.rank, followed.token).find((p) => p.dst !== p.rank) ?? pairs[0];
+  const own = at(followed.rank, followed.token);
+  const example = own.find((p) => p.dst !== p.rank) ?? pairs[0], first = own[0] ?? example;
+  const together = pairs.reduce((best, p) => of(p).length > best.length && p !== own[0] ? of(p) : best, []);
   const sizeOf = (key) => { const [dst, le, src] = key.split(".").map(Number); return model.counts[dst][le][src]; };
   const twice = away.find((p) => away.some((q) => q !== p && q.rank === p.rank && q.token === p.token && q.dst === p.dst)) ?? null;
-  return {...more, world, model, followed, late, together, example, twice, sizeOf};
+  return {...more, world, model, followed, first, late, together, example, twice, sizeOf};
 }
 
 // What travels in a step is what these sets gain.

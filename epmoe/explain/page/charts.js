@@ -2,9 +2,7 @@
 
 import {messageBytes, traffic} from "./model.js";
 import {line, node, rect, say, text, wrapped} from "./svg.js";
-import {EXPERT_BYTES, uniform} from "./words.js";
-
-const HIDDEN = 7168;
+import {EXPERT_BYTES, HIDDEN, uniform} from "./words.js";
 
 /** Nodes of what the state asks for besides the GPU boxes. */
 export function extras(story, state, places) {

@@ -53,7 +53,6 @@ export function layout(world, width, rowsOf, shown = {}) {
     slot: (dst, le, src, s) => ({x: left(dst) + lead + 16 + s * slot, y: recvLine(le, src)}),
     count: (dst, le, src) => ({x: left(dst) + lead + 16 + T * slot + 3, y: recvLine(le, src)}),
     expert: (rank, le) => ({x: left(rank), y: at("rows") + le * group}),
-    offset: (rank, le) => ({x: left(rank), y: at("rows") + le * group}),
     row: (rank, le, i) => ({x: left(rank) + rowsAt + (i % across) * cell, y: at("rows") + le * group + Math.floor(i / across) * (LINE + 2)}),
     back: (rank, t, k) => ({x: left(rank) + t * chip, y: at("back") + k * LINE}),
     out: (rank, t) => ({x: left(rank) + t * chip, y: at("back") + K * LINE + 6}),

@@ -199,7 +199,7 @@ function recv(world, model, state, places) {
 function rows(world, model, state, places) {
   if (!state.offsets || state.next) return [];
   return model.offsets.flatMap((of, rank) => Array.from({length: places.L}, (_, le) => {
-    const at = places.offset(rank, le), n = of[le + 1] - of[le];
+    const at = places.expert(rank, le), n = of[le + 1] - of[le];
     const range = n > 1 ? `${of[le]}–${of[le + 1] - 1}` : n ? `${of[le]}` : "none";
     const cells = Array.from({length: n}, (_, i) => {
       const c = places.row(rank, le, i);

@@ -37,12 +37,9 @@ function ringed(body, word) {
   return body + rect(x - 2, y - 2, w + 4, h + 4, `is-${word} none`, Math.min(5, h / 2 + 2));
 }
 
-const attributes = (node) => Object.entries({class: node.cls, ...node.data})
-  .filter(([, v]) => v !== undefined && v !== "").map(([k, v]) => ` ${k}="${escape(v)}"`).join("");
-
 /** Nodes as SVG text: for stills, slides and print. */
 export const drawn = (nodes) => nodes.map((d) =>
-  `<g transform="translate(${d.x} ${d.y})"${attributes({cls: d.cls})}>${d.title ? `<title>${escape(d.title)}</title>` : ""}${d.body}</g>`).join("");
+  `<g transform="translate(${d.x} ${d.y})"${d.cls ? ` class="${d.cls}"` : ""}>${d.title ? `<title>${escape(d.title)}</title>` : ""}${d.body}</g>`).join("");
 
 /** Lines of text, broken at spaces so that each is at most `width` pixels wide; letter: the mean width of a letter. */
 export function wrapped(words, width, letter = 6.4) {

@@ -6,16 +6,16 @@ const one = (q) => document.querySelector(q);
 const LEFT = 110, LANE = 26, TOP = 24, BAR = 16;
 
 /** A cell's value at a step: the last change by then, or null. */
-export const valueAt = (cell, step) => cell.changes.findLast((c) => c[0] <= step) ?? null;
+const valueAt = (cell, step) => cell.changes.findLast((c) => c[0] <= step) ?? null;
 
 /** The timeline of the run that a moment belongs to, as SVG; arrows: those that begin or end in (before, step]. */
-export function timeline(data, step, before, width) {
+function timeline(data, step, before, width) {
   const run = step > data.runs[1] ? 1 : 0, [first, last] = [data.runs[run], data.runs[run + 1]];
   const x = (s) => LEFT + (Math.max(first, Math.min(last, s)) - first) * (width - LEFT - 10) / (last - first);
   const mine = data.lanes.filter((l) => l.end > first && l.begin < last), names = [], y = {};
   for (const l of mine) {
     const name = `rank ${l.rank} block ${l.block}`;
-    if (!(name in y)) { names.push(name); }
+    if (!(name in y)) names.push(name);
     y[name] = 0;
   }
   names.sort((a, b) => a.localeCompare(b, "en", {numeric: true}));
@@ -30,7 +30,7 @@ export function timeline(data, step, before, width) {
   for (const [r1, b1, s1, r2, b2, s2, words] of data.arrows) {
     if (!((s2 > before && s2 <= step) || (s1 > before && s1 <= step)) || s1 < first || s2 > last) continue;
     const [x1, y1, x2, y2] = [x(s1), of(r1, b1), x(s2), of(r2, b2)], bend = (y2 - y1) * 0.4;
-    parts.push(`<g><title>${escape(words)}</title>${path(`M${x1.toFixed(1)} ${y1}C${x1.toFixed(1)} ${y1 + bend} ${x2.toFixed(1)} ${y2 - bend} ${x2.toFixed(1)} ${y2}`, r1 === r2 ? "near" : `far k${r1 % 8}`)}${`<circle class="s${r1 % 8}" cx="${x2.toFixed(1)}" cy="${y2}" r="4"/>`}</g>`);
+    parts.push(`<g><title>${escape(words)}</title>${path(`M${x1.toFixed(1)} ${y1}C${x1.toFixed(1)} ${y1 + bend} ${x2.toFixed(1)} ${y2 - bend} ${x2.toFixed(1)} ${y2}`, r1 === r2 ? "near" : `far k${r1 % 8}`)}<circle class="s${r1 % 8}" cx="${x2.toFixed(1)}" cy="${y2}" r="4"/></g>`);
   }
   parts.push(line(x(step), 4, x(step), TOP + names.length * LANE, "cursor"));
   return {svg: parts.join(""), height: TOP + names.length * LANE + 6};
