@@ -41,6 +41,11 @@ def table():
     return json.loads(FILE.read_text())
 
 
+def machine(table):
+    """Where a table was measured: "4 x NVIDIA H200"."""
+    return f"{table['n_ranks']} x {table['device'].partition(',')[0]}"
+
+
 def expected_us(interface, phase, token_format, busiest_bytes, floor_us):
     """Expected microseconds: this floor, plus the measured time beyond the floor for the same number of bytes.
 

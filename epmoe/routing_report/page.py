@@ -3,7 +3,8 @@
 from html import escape
 
 from epmoe.routing_report.interfaces import INTERFACES
-from epmoe.routing_report.text import number, size
+from epmoe.routing_report.measured import machine
+from epmoe.routing_report.text import shown, size, stat, steps
 
 COLOURS = {"pairs_plain": "#9aa5b1", "pairs": "#2f6fb0", "rows": "#2e8b57", "expert_major": "#c2681c"}
 MOST_CELLS = 64  # ranks, and columns of experts, of a heat map
@@ -23,14 +24,14 @@ def page(found):
     """The page of a report, as text."""
     parts = [
         f"<h1>Routing of {escape(found['file'])}</h1>",
-        f"<p>{found['tokens']:,} tokens{_steps(found)}, top-{found['top_k']} of {found['n_experts']} experts, hidden "
+        f"<p>{found['tokens']:,} tokens{steps(found)}, top-{found['top_k']} of {found['n_experts']} experts, hidden "
         f"{found['hidden']}, {found['format']}, on {found['n_ranks']} ranks.</p>",
         "".join(f'<p class="note">Note: {escape(line)}.</p>' for line in found["assumed"]),
         _take(found),
         "<h2>Who sends to whom</h2>",
         "<p>Pairs (token, expert) from src_rank (line) to dst_rank (column). The diagonal stays on its rank; an empty "
         "line is a rank without tokens.</p>",
-        _heat_map(found["pairs"], "src_rank", "dst_rank"),
+        _heat_map(found["pairs"]),
         "<h2>Load of each expert</h2>",
         _imbalance(found),
         _experts(found),
@@ -50,10 +51,6 @@ def page(found):
     )
 
 
-def _steps(found):
-    return "" if found["steps"] == 1 else f" in {found['steps']} steps"
-
-
 def _take(found):
     why = "".join(f"<li>{escape(line)}</li>" for line in found["take"]["why"])
     return f'<div class="take"><p><b>Use {escape(found["take"]["is"])}.</b></p><ul>{why}</ul></div>'
@@ -65,8 +62,8 @@ def _shade(share):
     return f"rgb({red},{green},{blue})"
 
 
-def _heat_map(matrix, line_name, column_name):
-    """An SVG of a matrix of numbers. If there are many lines and columns, neighbours are summed."""
+def _heat_map(matrix):
+    """An SVG of the pairs from src_rank (line) to dst_rank (column). If there are many ranks, neighbours are summed."""
     group = -(-len(matrix) // MOST_CELLS)
     of = list(range(0, len(matrix), group))
     cells = [[sum(sum(line[j : j + group]) for line in matrix[i : i + group]) for j in of] for i in of]
@@ -77,7 +74,7 @@ def _heat_map(matrix, line_name, column_name):
             at = f'x="{60 + j * side}" y="{30 + i * side}"'
             parts.append(
                 f'<rect {at} width="{side - 1}" height="{side - 1}" fill="{_shade(value / most)}">'
-                f"<title>{line_name} {of[i]} to {column_name} {of[j]}: {value:,}</title></rect>"
+                f"<title>src_rank {of[i]} to dst_rank {of[j]}: {value:,}</title></rect>"
             )
         if side >= 14 or i % 4 == 0:
             parts.append(f'<text x="54" y="{30 + i * side + side / 2 + 4}" text-anchor="end">{of[i]}</text>')
@@ -86,7 +83,7 @@ def _heat_map(matrix, line_name, column_name):
     note = f'<p class="note">Each cell stands for {group} x {group} ranks.</p>' if group > 1 else ""
     return (
         f'<div class="wide"><svg width="{extent + 70}" height="{extent + 40}" role="img" aria-label="heat map of '
-        f'pairs by {line_name} and {column_name}"><text x="60" y="10">{column_name}</text>{"".join(parts)}</svg>'
+        f'pairs by src_rank and dst_rank"><text x="60" y="10">dst_rank</text>{"".join(parts)}</svg>'
         f"</div>{note}"
     )
 
@@ -119,73 +116,51 @@ def _table(head, lines, best=None):
     return f'<div class="wide"><table><tr><th>{"</th><th>".join(head)}</th></tr>{body}</table></div>'
 
 
-def _stat(stat, digits=1):
-    return number(stat and stat["median"], digits)
-
-
 def _imbalance(found):
-    which = ("median", "p90", "p99", "max") if found["steps"] > 1 else ("median",)
+    which, keys = shown(found), ("max_over_mean", "gini")
     head = ["", *(f"{name}{'' if len(which) == 1 else ', ' + w}" for name in ("max / mean", "Gini") for w in which)]
-    lines = []
-    for side in ("rank", "expert"):
-        both = [found["imbalance"][side][key] for key in ("max_over_mean", "gini")]
-        lines.append((side, [f"{side}s", *(number(stat and stat[w], 2) for stat in both for w in which)]))
+    lines = [
+        (side, [f"{side}s", *(stat(found["imbalance"][side][key], w, 2) for key in keys for w in which)])
+        for side in ("rank", "expert")
+    ]
     return _table(head, lines)
 
 
 def _costs(found):
-    head = [
-        "busiest rank",
-        "dispatch",
-        "floor us",
-        "expected us",
-        "combine",
-        "floor us",
-        "expected us",
-        "result",
-        "memory a rank",
-    ]
-    lines = []
+    times = ("floor us", "expected us")
+    head, lines = ["busiest rank", "dispatch", *times, "combine", *times, "result", "memory a rank"], []
     for name in INTERFACES:
         way = found["interfaces"][name]
         cells = [escape(way["is"])]
         for phase in ("dispatch", "combine"):
             cost = way[phase] or dict.fromkeys(("busiest_bytes", "floor_us", "expected_us"))
             nbytes = cost["busiest_bytes"]
-            cells += [size(nbytes and nbytes["median"]), _stat(cost["floor_us"]), _stat(cost["expected_us"])]
+            cells += [size(nbytes and nbytes["median"]), stat(cost["floor_us"]), stat(cost["expected_us"])]
         result = way["result_bytes"]
         lines.append((name, [*cells, size(result and result["median"]), size(way["memory_bytes"])]))
     of = found["measured"]
     return _table(head, lines, found["take"]["interface"]) + (
         f'<p class="note">{"Medians over steps. " if found["steps"] > 1 else ""}'
         "Floor: the bytes of the busiest rank at "
-        f"{found['link_gbps']:g} GB/s each way. Expected: this floor plus the time that our kernels took on {of['n_ranks']} x "
-        f"{escape(of['device'].partition(',')[0])} ({of['date']}, commit {of['commit']}) beyond "
+        f"{found['link_gbps']:g} GB/s each way. Expected: this floor plus the time that our kernels took on "
+        f"{escape(machine(of))} ({of['date']}, commit {of['commit']}) beyond "
         "their floor. Memory: buffers, counters and results of one round.</p>"
     )
 
 
 def _sweep(found):
-    shown = [i for i in INTERFACES if any(line["interfaces"][i]["round_us"] is not None for line in found["sweep"])]
-    head = ["ranks", "tokens each", "max / mean", *(f"{INTERFACES[i]}, us" for i in shown), "take"]
+    ways = [i for i in INTERFACES if any(line["interfaces"][i]["round_us"] is not None for line in found["sweep"])]
+    head = ["ranks", "tokens each", "max / mean", *(f"{INTERFACES[i]}, us" for i in ways), "take"]
     lines = []
     for line in found["sweep"]:
-        us = [
-            _stat(line["interfaces"][i]["round_us"]) + ("*" if line["interfaces"][i]["not_offered"] else "")
-            for i in shown
+        cells = [
+            str(line["n_ranks"]),
+            stat(line["tokens_per_rank"], "max", 0),
+            stat(line["rank_max_over_mean"], digits=2),
         ]
-        lines.append(
-            (
-                line["n_ranks"],
-                [
-                    str(line["n_ranks"]),
-                    number(line["tokens_per_rank"]["max"], 0),
-                    _stat(line["rank_max_over_mean"], 2),
-                    *us,
-                    escape(INTERFACES[line["take"]]),
-                ],
-            )
-        )
+        for way in (line["interfaces"][i] for i in ways):
+            cells.append(stat(way["round_us"]) + ("*" if way["not_offered"] else ""))
+        lines.append((line["n_ranks"], [*cells, escape(INTERFACES[line["take"]])]))
     return _table(head, lines, found["n_ranks"]) + (
         '<p class="note">Microseconds of dispatch and combine, as expected (-: not measured). '
         "*: this project does not offer it there.</p>"
@@ -195,14 +170,14 @@ def _sweep(found):
 def _sweep_chart(found):
     """Lines of the floors of a round against the number of ranks."""
     sweep = found["sweep"]
-    shown = [i for i in INTERFACES if all(line["interfaces"][i]["floor_us"] is not None for line in sweep)]
-    most = max([line["interfaces"][i]["floor_us"] for i in shown for line in sweep] + [1e-9])
+    ways = [i for i in INTERFACES if all(line["interfaces"][i]["floor_us"] is not None for line in sweep)]
+    most = max([line["interfaces"][i]["floor_us"] for i in ways for line in sweep] + [1e-9])
     step = 640 / max(len(sweep) - 1, 1)
     parts = [
         f'<text x="{60 + n * step:.0f}" y="236" text-anchor="middle">{line["n_ranks"]}</text>'
         for n, line in enumerate(sweep)
     ]
-    for row, i in enumerate(shown):
+    for row, i in enumerate(ways):
         points = [(60 + n * step, 210 - 190 * line["interfaces"][i]["floor_us"] / most) for n, line in enumerate(sweep)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[i]}" stroke-width="2"/>')

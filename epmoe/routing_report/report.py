@@ -18,8 +18,8 @@ def report(dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_forma
     Every quantity of a step is {median, p90, p99, max} over the steps. Bytes are of one step, times in microseconds.
     """
     assumed = list(dump.notes)
-    if n_ranks is None:
-        n_ranks = len(dump.rank_offsets) - 1 if dump.rank_offsets is not None else None
+    if n_ranks is None and dump.rank_offsets is not None:
+        n_ranks = len(dump.rank_offsets) - 1
     n_experts, n_ranks = _world(dump, n_experts, n_ranks, assumed)
     dump.check(n_experts)
     if dump.rank_offsets is not None and len(dump.rank_offsets) != n_ranks + 1:
@@ -29,8 +29,8 @@ def report(dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_forma
         hidden = DEFAULT_HIDDEN
         assumed.append(f"hidden={hidden}, because the file has no x: --hidden changes it")
     if link_gbps is None:
-        link_gbps = measured.table()["link_gbps"]
-        assumed.append(f"links of {link_gbps} GB/s each way, as measured on {_machine()}: --link-gbps changes it")
+        link_gbps, machine = measured.table()["link_gbps"], measured.machine(measured.table())
+        assumed.append(f"links of {link_gbps} GB/s each way, as measured on {machine}: --link-gbps changes it")
     options = (n_experts, hidden, token_format, link_gbps)
     here = _on_ranks(dump, n_ranks, *options)
     return {
@@ -82,11 +82,6 @@ def _world(dump, n_experts, n_ranks, assumed):
     return given, n_ranks
 
 
-def _machine():
-    table = measured.table()
-    return f"{table['n_ranks']} x {table['device'].partition(',')[0]}"
-
-
 def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
     """The part of the report that depends on the number of ranks."""
     by_step = [dump.split(ids, n_ranks) for ids in dump.steps]
@@ -121,14 +116,9 @@ def _interface(name, steps, sizes):
     of_steps = [interfaces.costs(name, step, sizes) for step in steps]
     entry = {"is": interfaces.INTERFACES[name], "not_offered": interfaces.offered(name, sizes.cfg)}
     if of_steps[0][0] is None:
-        return entry | {"dispatch": None, "combine": None, "round_us": None, "result_bytes": None, "memory_bytes": None}
+        return entry | dict.fromkeys(("dispatch", "combine", "round_us", "result_bytes", "memory_bytes"))
     for phase, found in zip(("dispatch", "combine"), zip(*of_steps)):
-        entry[phase] = {
-            "total_bytes": _over([cost.total_bytes for cost in found]),
-            "busiest_bytes": _over([cost.busiest_bytes for cost in found]),
-            "floor_us": _over([cost.floor_us for cost in found]),
-            "expected_us": _over([cost.expected_us for cost in found]),
-        }
+        entry[phase] = {name: _over(values) for name, values in zip(interfaces.Cost._fields, zip(*found))}
     entry["round_us"] = _over([_round_us(pair) for pair in of_steps])
     entry["result_bytes"] = _over([interfaces.result_bytes(name, step, sizes) for step in steps])
     entry["memory_bytes"] = interfaces.memory_bytes(name, steps, sizes)

@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 from epmoe.lessons.telling import wrapped
-from epmoe.routing_report import counts
+from epmoe.routing_report import counts, measured
 from epmoe.routing_report.interfaces import INTERFACES
 
 MOST_RANKS_SHOWN = 16
@@ -24,11 +24,10 @@ def show(found, page=None):
     if found["n_ranks"] <= MOST_RANKS_SHOWN:
         console.print(heat_map(found["pairs"]))
     console.print(_costs(found))
-    machine = found["measured"]
+    of = found["measured"]
     console.print(
-        "busiest rank: the most that one rank sends to others, or receives. memory: of each rank. expected: this floor plus "
-        "the time by which our "
-        f"kernels exceeded their floor on {machine['n_ranks']} x {machine['device'].partition(',')[0]} ({machine['date']}).",
+        "busiest rank: the most that one rank sends to others, or receives. memory: of each rank. expected: this floor "
+        f"plus the time by which our kernels exceeded their floor on {measured.machine(of)} ({of['date']}).",
         style="dim",
     )
     console.print(f"\nUse [bold]{found['take']['is']}[/bold]:")
@@ -44,6 +43,11 @@ def number(value, digits=1):
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
+def stat(of_steps, which="median", digits=1):
+    """One of {median, p90, p99, max} for a table; - for None."""
+    return number(of_steps and of_steps[which], digits)
+
+
 def size(nbytes):
     """Bytes in a unit of 1000."""
     if nbytes is None:
@@ -54,35 +58,39 @@ def size(nbytes):
         nbytes /= 1000
 
 
+def steps(found):
+    """The number of steps, if there are several."""
+    return "" if found["steps"] == 1 else f" in {found['steps']} steps"
+
+
+def shown(found):
+    """Which of {median, p90, p99, max} to show; for one step all are equal."""
+    return ("median",) if found["steps"] == 1 else PERCENTILES
+
+
 def _tokens(n):
     return "1 token" if n == 1 else f"{n:,} tokens"
 
 
 def _head(found):
-    steps = "" if found["steps"] == 1 else f" in {found['steps']} steps"
     n_empty = found["empty_slots"]
     empty = f", {n_empty:,} id{'s' * (n_empty != 1)} of -1 (no expert)" if n_empty else ""
     return (
-        f"{found['file']}: {_tokens(found['tokens'])}{steps}, top-{found['top_k']} of {found['n_experts']} experts"
+        f"{found['file']}: {_tokens(found['tokens'])}{steps(found)}, top-{found['top_k']} of {found['n_experts']} experts"
         f"{empty}; {found['n_ranks']} ranks with at most {_tokens(int(found['tokens_per_rank']['max']))} each"
     )
-
-
-def _shown(found):
-    """Which of {median, p90, p99, max} to show; for one step all are equal."""
-    return ("median",) if found["steps"] == 1 else PERCENTILES
 
 
 def _imbalance(found):
     table = Table(title="imbalance of pairs (token, expert)", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in ("max / mean", "Gini"):
-        for which in _shown(found):
+        for which in shown(found):
             table.add_column(name if which == "median" else which, justify="right")
     table.add_column("busiest, pairs", justify="left")
     for side, loads in (("rank", found["pairs_by_rank"]), ("expert", found["pairs_by_expert"])):
-        both = (found["imbalance"][side][key] for key in ("max_over_mean", "gini"))
-        cells = [number(stat and stat[which], 2) for stat in both for which in _shown(found)]
+        both = found["imbalance"][side]
+        cells = [stat(both[key], which, 2) for key in ("max_over_mean", "gini") for which in shown(found)]
         most = max(range(len(loads)), key=loads.__getitem__)
         table.add_row(f"{side}s", *cells, f"{side} {most}: {loads[most]:,}")
     return table
@@ -123,7 +131,5 @@ def _costs(found):
     return table
 
 
-def _with_tail(found, stat):
-    if stat is None or found["steps"] == 1:
-        return number(stat and stat["median"])
-    return f"{number(stat['median'])} ({number(stat['p99'])})"
+def _with_tail(found, us):
+    return stat(us) if us is None or found["steps"] == 1 else f"{stat(us)} ({stat(us, 'p99')})"
