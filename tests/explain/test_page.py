@@ -1,16 +1,19 @@
 """The page as a file: it is complete, its arrays are the reference's, and a large world becomes a slice."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from recorded_round import history
 
+import epmoe_ref
 from epmoe.explain import figures, stills, story, tape
 from epmoe.explain.bundle import chapters, source
 from epmoe.explain.inputs import routed_for
@@ -20,18 +23,26 @@ from epmoe.routing import make
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import UnavailableError
 
+ROOT = Path(__file__).parents[2]
 CFG = EPConfig(3, 6, 2, 64, 3)
+SHOWN = drawn(CFG, routed_for(CFG, 0))
+CHAPTERS = [c for c in chapters() if c.name != "broken"]  # those without recordings
 
 
 @cache
 def made():
-    return story.page(drawn(CFG, routed_for(CFG, 0)))
+    return story.page(SHOWN)
+
+
+def stills_of(chapters):
+    data, _ = story.data_of(SHOWN)
+    return stills.call("stills", data=data, order=[c.name for c in chapters])
 
 
 class Tags(HTMLParser):
     """All tags with their attributes; open tags must be closed."""
 
-    VOID = {"meta", "link", "input", "br"}
+    VOID = {"meta", "link", "input"}
 
     def __init__(self, text):
         super().__init__()
@@ -44,9 +55,6 @@ class Tags(HTMLParser):
         self.into = dict(attributes).get("id") if dict(attributes).get("type") == "application/json" else None
         if tag not in self.VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, tag
@@ -69,19 +77,15 @@ def test_the_page_is_one_file_and_asks_nothing_of_the_network():
 
 def test_every_chapter_is_there_with_a_picture_and_its_captions():
     html, _ = made()
-    for c in chapters():
-        section = re.search(f'<section class="chapter" id="{c.name}">.*?</section>', html, re.DOTALL)
-        if c.name == "broken":
-            continue
-        assert section[0].count("<svg") == 1 and section[0].count("<li ") == len(c.captions), c.name
+    assert [c.name for c in CHAPTERS] == re.findall('<section class="chapter" id="(.*?)">', html)
+    for c in CHAPTERS:
+        section = re.search(f'<section class="chapter" id="{c.name}">.*?</section>', html, re.DOTALL)[0]
+        assert section.count("<svg") == 1 and section.count("<li ") == len(c.captions), c.name
 
 
 def test_the_arrays_in_the_page_are_those_of_the_reference_and_so_are_the_pictures():
-    import epmoe_ref
-
     html, _ = made()
-    page, routed = Tags(html), routed_for(CFG, 0)
-    held = page.json["arrays"]
+    held, routed = Tags(html).json["arrays"], routed_for(CFG, 0)
     want = [epmoe_ref.canonical(d) for d in epmoe_ref.dispatch(CFG, routed.x, routed.topk_ids)]
     for rank, d in enumerate(want):
         assert held["row_offsets"][rank] == d.row_offsets.tolist() and held["src_info"][rank] == d.src_info.tolist()
@@ -131,10 +135,8 @@ def test_a_world_too_large_to_draw_becomes_a_slice_and_totals(sizes):
 
 
 def test_times_in_the_page_are_those_that_were_measured():
-    from pathlib import Path
-
     held = json.loads(source("measured.json"))
-    file = json.loads((Path(__file__).parents[2] / held["source"]).read_text(encoding="utf-8"))
+    file = json.loads((ROOT / held["source"]).read_text(encoding="utf-8"))
     assert held["link_gbps"] == file["link_gbps"] and len(held["rows"]) == 12
     for row in held["rows"]:
         assert any(
@@ -148,13 +150,11 @@ def test_times_in_the_page_are_those_that_were_measured():
 
 def test_slides_are_every_stage_with_text_of_16_px(tmp_path, monkeypatch):
     monkeypatch.setattr(stills, "png", lambda svg: svg.encode())
-    paths, notes = figures.write(drawn(CFG, routed_for(CFG, 0)), tmp_path)
+    paths, notes = figures.write(SHOWN, tmp_path)
     names = {p.name for p in paths}
     assert notes == [] and {"01-one-gpu-1.svg", "01-one-gpu-3.png", "06-travel-3.png", "animation.svg"} <= names
-    for c in chapters():
-        if c.name != "broken":
-            number = [n.name for n in chapters() if n.name != "broken"].index(c.name) + 1
-            assert {f"{number:02}-{c.name}-{n + 1}.svg" for n in range(len(c.captions))} <= names
+    for number, c in enumerate(CHAPTERS, 1):
+        assert {f"{number:02}-{c.name}-{n + 1}.svg" for n in range(len(c.captions))} <= names
     pngs = [p.read_bytes() for p in paths if p.suffix == ".png"]
     assert len(set(pngs)) == len(pngs) > 50
     svg = (tmp_path / "06-travel-3.svg").read_text(encoding="utf-8")
@@ -166,8 +166,7 @@ def test_slides_are_every_stage_with_text_of_16_px(tmp_path, monkeypatch):
 
 
 def test_words_are_in_the_png_files_or_the_note_says_why_not():
-    data, _ = story.data_of(drawn(CFG, routed_for(CFG, 0)))
-    svg = stills.alone(stills.call("stills", data=data, order=["owners"])[0])
+    svg = stills.alone(stills_of(CHAPTERS[:1])[0])
     if not stills._draws_words():
         with pytest.raises(UnavailableError, match="need a font .* apt-get install"):
             stills.png(svg)
@@ -189,11 +188,9 @@ def test_a_machine_without_fonts_is_told_so(monkeypatch):
         stills._draws_words.cache_clear()
 
 
-def test_the_animation_of_the_readme_is_the_default_one(tmp_path):
-    from pathlib import Path
-
-    kept = (Path(__file__).parents[2] / "docs" / "dispatch.svg").read_text(encoding="utf-8")
-    data, every = story.data_of(drawn(CFG, routed_for(CFG, 0)))
+def test_the_animation_of_the_readme_is_the_default_one():
+    kept = (ROOT / "docs" / "dispatch.svg").read_text(encoding="utf-8")
+    data, every = story.data_of(SHOWN)
     made_now = figures.animation(data, [c.name for c in every])
     assert kept == made_now, "copy animation.svg of `epmoe explain --figures FOLDER` to docs/dispatch.svg"
     assert "prefers-reduced-motion" in kept and len(kept) < 250_000
@@ -207,8 +204,6 @@ def test_pages_are_read_as_utf_8_whatever_the_locale(tmp_path):
         "cfg = EPConfig(3, 6, 2, 64, 3); html, _ = story.page(drawn(cfg, routed_for(cfg, 0))); "
         "open('page.html', 'w', encoding='utf-8').write(html)"
     )
-    import os
-
     subprocess.run(
         [sys.executable, "-X", "utf8=0", "-c", code],
         cwd=tmp_path,
@@ -274,10 +269,9 @@ def test_four_ranks_are_told_apart_without_colour_vision(theme, kind):
 
 
 def test_every_class_that_is_drawn_has_a_rule():
-    data, every = story.data_of(drawn(CFG, routed_for(CFG, 0)))
     known = set(re.findall(r"\.([a-z][\w-]*)", source("stage.css")))
     behaviour = {"token", "chip", "hot", "mark", "message", "counter", "line", "flat"}
-    for still in stills.call("stills", data=data, order=[c.name for c in every]):
+    for still in stills_of(CHAPTERS):
         used = {c for names in re.findall(r'class="([^"]*)"', still["svg"]) for c in names.split()}
         assert used - known - behaviour == set(), still["chapter"]
 

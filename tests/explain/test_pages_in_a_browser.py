@@ -381,12 +381,11 @@ def test_without_javascript_and_on_paper_each_chapter_is_a_picture(chromium, tmp
 
 
 SCROLL = """async () => {
-  const shifts = [], long = [], top = document.documentElement.scrollHeight - innerHeight;
+  const shifts = [], top = document.documentElement.scrollHeight - innerHeight;
   new PerformanceObserver((list) => shifts.push(...list.getEntries().map((e) => e.value))).observe({type: "layout-shift", buffered: true});
   const seen = new Set();
   for (let y = 0; y < top; y += 60) {
     scrollTo(0, y);
-    const start = performance.now();
     await new Promise(requestAnimationFrame);
     seen.add(explain.page.at);
   }
