@@ -129,11 +129,10 @@ def _arguments(machine, made, value, row):
     for rank, n in ((0, 1), (1, 0)):
 
         def array(name, dtype, shape, fill, rank=rank):
-            size = max(16, int(np.prod(shape)) * np.dtype(dtype).itemsize)
-            buffer = made.buffers[name, rank] = machine.alloc(size, name, rank=rank)
-            held = buffer.array(dtype, shape)
-            buffer.write(np.full(shape, fill, dtype)) if np.prod(shape) else None
-            return held
+            values = np.full(shape, fill, dtype)
+            buffer = made.buffers[name, rank] = machine.alloc(max(16, values.nbytes), name, rank=rank)
+            buffer.write(values)
+            return buffer.array(dtype, shape)
 
         rows = capacity(CFG)
         sets.append(

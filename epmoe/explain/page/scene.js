@@ -7,7 +7,7 @@ export const beginning = () => ({
   boxes: 1, home: false, tokens: false, chips: false, lines: false, recv: false, blind: false, counters: false, signals: false,
   reserved: new Set(), written: new Set(), finished: new Set(), signalled: new Set(), reset: new Set(),
   offsets: false, grouped: new Set(), computed: new Set(), backShown: false, back: new Set(), summed: new Set(),
-  follow: false, mark: [], inset: null, chart: null, chain: 0, capacity: 0, focus: ["tokens"], next: false, moved: {},
+  follow: false, mark: [], inset: null, chart: null, chain: 0, capacity: 0, focus: ["tokens"], next: false,
 });
 
 export const name = (p) => p.name ??= `${p.rank}.${p.token}.${p.k}`;
@@ -120,16 +120,16 @@ function trails(world, model, state, places, story) {
   const way = (key, rank, a, b, dx = half) => nodes.push(node(`trail.${key}`, 0, 0, line(a.x + dx, a.y + 10, b.x + dx, b.y + 10, `trail k${color(rank)}`), {cls: "flat"}));
   for (const p of model.pairs) {
     const key = name(p), back = places.back(p.rank, p.token, p.k);
-    if (moved.back?.has(key)) way(key, p.rank, rowOf(places, model, p), back);
-    else if (moved.grouped?.has(key)) way(key, p.rank, slotOf(places, p), rowOf(places, model, p));
-    else if (moved.written?.has(key)) way(key, p.rank, places.token(p.rank, p.token), slotOf(places, p));
+    if (moved.back.has(key)) way(key, p.rank, rowOf(places, model, p), back);
+    else if (moved.grouped.has(key)) way(key, p.rank, slotOf(places, p), rowOf(places, model, p));
+    else if (moved.written.has(key)) way(key, p.rank, places.token(p.rank, p.token), slotOf(places, p));
   }
-  for (const key of moved.signalled ?? []) {
+  for (const key of moved.signalled) {
     const [dst, le, src] = key.split(".").map(Number);
     way(`signal.${key}`, src, places.counter(src, 1, dst * places.L + le), places.count(dst, le, src), 10);
   }
   const p = story.example;
-  if (state.chain >= 1 && p && state.inset === "chain") {
+  if (state.inset === "chain") {
     way("writer", p.rank, places.token(p.rank, p.token), slotOf(places, p));
     if (state.chain >= 2) way("signaller", p.rank, places.counter(p.rank, 1, p.e), places.count(p.dst, p.le, p.rank), 10);
     if (state.chain >= 3) way("receiver", p.dst, slotOf(places, p), places.expert(p.dst, p.le));
