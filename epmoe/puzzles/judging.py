@@ -276,9 +276,8 @@ def mistaken(failure):
         return None
     for model, cause in failure.puzzle.mistakes:
         made = model(failure.world)
-        if made is not None and _same(made, failure.result.memory):
-            if not _same(made, failure.world.expected):
-                return cause
+        if _same(made, failure.result.memory) and not _same(made, failure.world.expected):
+            return cause
     return failure.puzzle.sign and failure.puzzle.sign(failure)
 
 

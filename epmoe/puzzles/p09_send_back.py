@@ -1,5 +1,7 @@
 """Puzzle 9: the experts' rows go back to their tokens."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from epmoe.device.sim.recorder import Recorder
@@ -85,7 +87,7 @@ ABSENT = 7  # of a place that nothing comes back to
 
 def _world(name, pairs, threads, padding=0):
     """pairs[rank][src_rank]: the (token, k) of its rows, in the order of the rows; behind them padding rows."""
-    start, expected = [], []
+    start = []
     for rank in range(RANKS):
         info, begins = [], [0]
         for src in range(RANKS):
@@ -103,15 +105,27 @@ def _world(name, pairs, threads, padding=0):
             }
         )
     counts = np.array([np.diff(s["begins"]) for s in start], np.uint64)
-    for src in range(RANKS):
-        back = np.full((TOKENS, TOP_K), ABSENT)
-        for rank in range(RANKS):
-            first = start[rank]["begins"][src]
-            for i, (token, k) in enumerate(pairs[rank][src]):
-                back[token, k] = start[rank]["rows"][first + i]
-        expected.append({"returned": back, "recv_count": counts[:, src], "seen": back})
+    expected = [
+        {"returned": back, "recv_count": counts[:, src], "seen": back} for src, back in enumerate(_returned(start))
+    ]
     name = f"{name}, blocks of {threads} threads"
     return World(name, REGIONS, (0,) * RANKS, tuple(start), tuple(expected), RANKS + 1, threads)
+
+
+def _place(token, k):
+    return token * TOP_K + k
+
+
+def _returned(start, place=_place, most=ROOM):
+    """`returned` of every rank if the first `most` rows of each segment go to place(token, k), flat."""
+    out = np.full((RANKS, TOKENS * TOP_K), ABSENT)
+    for of_rank in start:
+        for src, (first, end) in enumerate(pairwise(of_rank["begins"])):
+            for row in range(first, min(end, first + most)):
+                token, k = of_rank["src_info"][row]
+                if token >= 0:
+                    out[src, place(token, k)] = of_rank["rows"][row]
+    return out.reshape(RANKS, TOKENS, TOP_K)
 
 
 def worlds():
@@ -129,23 +143,8 @@ def worlds():
     )
 
 
-def _returned(place, keep=lambda i, w: True):
-    """A model: row i of a rank goes to place(token, k) of its src_rank's returned, flat."""
-
-    def model(w):
-        out = [np.full(TOKENS * TOP_K, ABSENT) for _ in range(RANKS)]
-        for rank in range(RANKS):
-            info, begins = w.start[rank]["src_info"], w.start[rank]["begins"]
-            for src in range(RANKS):
-                for i in range(begins[src], begins[src + 1]):
-                    token, k = info[i]
-                    if token >= 0 and keep(i - begins[src], w):
-                        if not 0 <= place(token, k) < TOKENS * TOP_K:
-                            return None
-                        out[src][place(token, k)] = w.start[rank]["rows"][i]
-        return [{"returned": o.reshape(TOKENS, TOP_K)} for o in out]
-
-    return model
+def _model(place=_place, most=lambda w: ROOM):
+    return lambda w: [{"returned": back} for back in _returned(w.start, place, most(w))]
 
 
 def _one_signal(puzzle, answer, tell):
@@ -224,10 +223,10 @@ PUZZLE = Puzzle(
     worlds=worlds,
     kernels=("send_back",),
     mistakes=(
-        (_returned(lambda t, k: k * TOKENS + t), "the axes are the wrong way round: [token, k] is token * TOP_K + k."),
-        (_returned(lambda t, k: t), "k is missing from the place: [token, k] is token * TOP_K + k."),
+        (_model(lambda t, k: k * TOKENS + t), "the axes are the wrong way round: [token, k] is token * TOP_K + k."),
+        (_model(lambda t, k: t), "k is missing from the place: [token, k] is token * TOP_K + k."),
         (
-            _returned(lambda t, k: t * TOP_K + k, lambda i, w: i < w.block),
+            _model(most=lambda w: w.block),
             "each thread sends one row only: it must go on with the row block_dim() further.",
         ),
     ),

@@ -70,14 +70,17 @@ def _world(name, ids, grid, threads):
         padded = np.full((ROOM, TOP_K), -1)
         padded[: len(of_rank)] = of_rank
         start.append({"ids": padded, "reserved": np.zeros(RANKS)})
-    tokens = tuple(map(len, ids))
-    data = dict(ids=ids)
+    tokens, expected = tuple(map(len, ids)), tuple(_sent(ids, _mask))
     name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(name, REGIONS, tokens, tuple(start), tuple(_sent(ids, _mask)), grid, threads, data=data)
+    return World(name, REGIONS, tokens, tuple(start), expected, grid, threads, data=dict(ids=ids))
+
+
+def _here(row, rank):
+    return [k for k, e in enumerate(row) if e >= 0 and e // LOCAL == rank]
 
 
 def _mask(row, rank):
-    return sum(1 << k for k, e in enumerate(row) if e >= 0 and e // LOCAL == rank)
+    return sum(1 << k for k in _here(row, rank))
 
 
 def _sent(ids, masks):
@@ -102,11 +105,11 @@ def worlds():
     some = [[[0, 1, 4, 8], [5, 0, 6, 7], [9, 10, 11, 8]], [[3, 7, 2, 11], [4, 8, 0, 5]], [[1, 9, 0, 2]]]
     gaps = [[[0, -1, 1, -1], [-1, -1, -1, -1], [-1, 4, 8, 5]], [], [[11, -1, -1, 10], [7, 3, 6, -1]]]
     random = np.random.default_rng(1)
-    many = [[random.permutation(RANKS * LOCAL)[:TOP_K] for _ in range(10)] for _ in range(RANKS)]
+    ten = [[random.permutation(RANKS * LOCAL)[:TOP_K] for _ in range(10)] for _ in range(RANKS)]
     return (
         _world("several experts on a rank", some, 2, 1),
         _world("empty slots", gaps, 1, 4),
-        _world("ten tokens a rank", many, 2, 3),
+        _world("ten tokens a rank", ten, 2, 3),
     )
 
 
@@ -125,10 +128,6 @@ def canonical(memory, world):
 
 def _model(masks):
     return lambda w: [{"received": m["received"]} for m in _sent(w.data["ids"], masks)]
-
-
-def _here(row, rank):
-    return [k for k, e in enumerate(row) if e >= 0 and e // LOCAL == rank]
 
 
 def _cause(f):
@@ -200,10 +199,7 @@ PUZZLE = Puzzle(
             _model(lambda row, rank: 1 << max(_here(row, rank)) if _here(row, rank) else 0),
             "the mask has the last k alone: add a bit to those before, |= 1 << k.",
         ),
-        (
-            _model(lambda row, rank: sum(_here(row, rank)) if _here(row, rank) else 0),
-            "bit k of the mask is 1 << k, not k.",
-        ),
+        (_model(lambda row, rank: sum(_here(row, rank))), "bit k of the mask is 1 << k, not k."),
         (
             _model(lambda row, rank: sum(1 << (row[k] % LOCAL) for k in _here(row, rank))),
             "the mask has a bit for each local expert: bit k is asked for, the place in ids[token].",

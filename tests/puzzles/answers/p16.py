@@ -75,13 +75,7 @@ ALSO_RIGHT = [
             low, high = fma_rn(w, bf16_lo(both), low), fma_rn(w, bf16_hi(both), high)
         k += 1
         """,
-        """
-    if thread_idx() == 0:
-        if atomic_add_acq_rel_gpu_i32(done, 1) == grid_dim() - 1:
-            for i in range(n_experts):
-                store_u64(recv_count + u64(8 * i), u64(NOT_YET))
-            store_i32(done, 0)
-        """,
+        RIGHT[3],
     ]
 ]
 
