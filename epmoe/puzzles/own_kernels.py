@@ -187,20 +187,22 @@ def _checked(implementation, tell):
 def broken(asked, answer, tests, good, tell):
     """Each synchronisation broken in turn; Wrong if nothing notices, or the tests notice too little.
 
-    tests: the worlds of the student's TESTS. good: the worlds of good tests, which tell what can be noticed without the race detector.
+    tests: the worlds of the student's TESTS. good: the worlds of good tests, which tell what can be noticed without the
+    race detector.
     """
     file = Path(answer.__file__)
     found = losses(file.name, file.read_text(encoding="utf-8"))
-    superfluous, missed = [], []
-    worlds = asked.worlds()
+    superfluous, missed, certain, worlds = [], [], [], asked.worlds()
     for loss in found:
         tell()
         made = _maker_of(asked, answer, loss.source)
-        report = _noticed(asked, made, worlds, TRIED)
-        if report is None:
+        shown_by_results = loss.kind in SHOWN_BY_RESULTS
+        if not _noticed(asked, made, worlds, TRIED):
             superfluous.append(loss)
-        elif _noticed(asked, made, tests, TESTED + MORE_TESTED * (loss.kind in SHOWN_BY_RESULTS)) is None:
-            missed.append((loss, report))
+        elif not _noticed(asked, made, tests, TESTED + MORE_TESTED if shown_by_results else TESTED):
+            missed.append(loss)
+            if shown_by_results and _noticed(asked, made, good, TESTED):
+                certain.append(loss)
     if superfluous:
         raise _wrong(
             "right, and no race; but something is superfluous or stronger than it must be: nobody notices "
@@ -208,11 +210,6 @@ def broken(asked, answer, tests, good, tell):
             "# kept: ...",
             superfluous,
         )
-    certain = [
-        loss
-        for loss, _ in missed
-        if loss.kind in SHOWN_BY_RESULTS and _noticed(asked, _maker_of(asked, answer, loss.source), good, TESTED)
-    ]
     if certain:
         raise _wrong(
             "your TESTS are too weak: they do not notice that a reset or a wait is gone, which results can show. "
@@ -223,7 +220,7 @@ def broken(asked, answer, tests, good, tell):
     if missed:
         said += (
             f"\nYour TESTS, which compare results alone, miss {len(missed)} of them. For these you need the race "
-            "detector:\n" + _listed([loss for loss, _ in missed])
+            "detector:\n" + _listed(missed)
         )
     return said
 
@@ -247,10 +244,5 @@ def _maker_of(asked, answer, source):
 
 
 def _noticed(asked, made, worlds, schedules):
-    """What goes wrong in one of the worlds, or None."""
-    for schedule in schedules:
-        for world in worlds:
-            failure = attempt(asked, made(world), world, schedule)
-            if failure is not None:
-                return failure.kind
-    return None
+    """Whether something goes wrong in one of the worlds."""
+    return any(attempt(asked, made(world), world, schedule) for schedule in schedules for world in worlds)
