@@ -58,13 +58,11 @@ def _picture(got, world, place, n_columns, beside):
     cell = max(len(text) for row in texts for text in row)
     rows = [("", "should be", "is", False)]
     for line in lines:
-        label = ", ".join(
-            f"{r.axes[i] if i < len(r.axes) else 'index'} {n}" for i, n in enumerate(line if len(r.shape) > 1 else ())
-        )
+        label = ", ".join(f"{axis} {n}" for axis, n in zip(r.axes, line if len(r.shape) > 1 else ()))
         marked = line == index[:-1]
         mark = columns.index(index[-1]) if marked else None
         rows.append((label, _row(should[line], columns, cell), _row(holds[line], columns, cell, mark), marked))
-    shown = "" if len(columns) == width else f", {_axis(r)} {columns[0]} to {columns[-1]}"
+    shown = "" if len(columns) == width else f", {r.axes[len(r.shape) - 1]}s {columns[0]} to {columns[-1]}"
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     unwritten = any(UNWRITTEN in row for row in texts)
     out = [f"{name} of rank {rank}{shown}{f'  ({UNWRITTEN}: never written)' if unwritten else ''}"]
@@ -81,10 +79,6 @@ def _picture(got, world, place, n_columns, beside):
 
 def _written(line):
     return bool((line.view(np.uint8) != POISON).any())
-
-
-def _axis(r):
-    return r.axes[len(r.shape) - 1] + "s" if len(r.axes) >= len(r.shape) else "elements"
 
 
 def _row(array, columns, width, mark=None):
