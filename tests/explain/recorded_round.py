@@ -9,7 +9,7 @@ from epmoe_ref.config import EPConfig
 
 
 @cache
-def history(fused=False, token_format="bf16", seed=0, ranks=3, experts=2, top_k=2, tokens=2):
+def history(fused=False, token_format="bf16", seed=0, ranks=3):
     hidden = 128 if token_format != "bf16" else 64
-    cfg = EPConfig(ranks, experts * ranks, top_k, hidden, tokens, token_format=token_format)
+    cfg = EPConfig(ranks, 2 * ranks, 2, hidden, 2, token_format=token_format)
     return History(record(cfg, routed_for(cfg, seed), fused=fused, seed=seed))
