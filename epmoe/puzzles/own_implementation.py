@@ -37,7 +37,7 @@ def own_dispatch(kernels, world):
 
 
 def own_combine(kernels, world):
-    """The same of the student's combine. world: of puzzle 16."""
+    """The same for the student's combine. world: of puzzle 16."""
 
     class OwnCombine(Implementation):
         def dispatch(self, input_tokens, topk_ids):

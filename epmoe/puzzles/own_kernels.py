@@ -133,7 +133,10 @@ def _lost_waits(source, own):
 
 
 def more_of(implementation, world, compared):
-    """What `judge` does behind the schedules. implementation: own_dispatch or own_combine. world, compared: as for tested."""
+    """What `judge` does behind the schedules.
+
+    implementation: own_dispatch or own_combine. world, compared: as for `tested`.
+    """
 
     def more(asked, answer, tell):
         tests, good = (tested(given, world, compared) for given in (tests_of(answer), GOOD_TESTS))

@@ -42,7 +42,7 @@ export function layout(world, width, rowsOf, shown = {}) {
   const left = (rank) => rank * (column + gap) + PAD;
   const recvLine = (le, src) => at("recv") + (le * R + src) * LINE + le * 5 + (le + 1) * groupTop;
   const chart = wide ? {x: 0, y: strips.counters.y - 4, w: width, h: y - strips.counters.y} : {x: 0, y: 0, w: width, h: 380};
-  return {R, L, T, K, E, width, column, gap, strips, height: y + 4, sizes: {chip, slot, counter, cell, message, TOKEN, CHIP, CELL, LINE},
+  return {R, L, T, K, E, width, column, gap, strips, height: y + 4, sizes: {chip, slot, counter, message, CHIP},
     inside, beside, wide, left, box: (rank) => ({x: rank * (column + gap), y: 0, w: column, h: y}),
     label: (rank, name) => ({x: left(rank), y: strips[name].y + 12}),
     token: (rank, t) => ({x: left(rank) + t * chip, y: at("tokens")}),
