@@ -78,23 +78,24 @@ def _world(name, ids, weights, returned, grid, threads):
         full[name_][:n] = array
     data = dict(ids=ids, weights=weights.astype(np.float32), returned=returned.astype(BF16))
     name = f"{n} tokens, {name}, {many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(name, REGIONS, (n,), (full,), ({"out": _padded(_sum(data))},), grid, threads, data=data)
+    return World(name, REGIONS, (n,), (full,), ({"out": _padded(weighted_sum(data))},), grid, threads, data=data)
 
 
-def _sum(d, *, order=1, step=fma_rn, weights=lambda d: d["weights"], ids=lambda d: d["ids"], swap=False):
-    """The sum of a world's data, with some mistake in it."""
+def weighted_sum(d, *, order=1, step=fma_rn, weights=lambda d: d["weights"], ids=lambda d: d["ids"], swap=False):
+    """bf16 [tokens, hidden]: the sum of d, {"ids", "weights", "returned"}; other options put a mistake into it."""
     ids, weights, rows = ids(d), weights(d), d["returned"].astype(np.float32)
-    out = np.zeros((len(ids), HIDDEN), np.float32)
-    for k in range(TOP_K)[::order]:
+    n, top_k, hidden = rows.shape
+    out = np.zeros((n, hidden), np.float32)
+    for k in range(top_k)[::order]:
         with np.errstate(all="ignore"):
             new = step(weights[:, k, None], rows[:, k], out)
         out = np.where(ids[:, k, None] >= 0, new, out)
     out = out.astype(BF16)
-    return out.reshape(len(ids), -1, 2)[..., ::-1].reshape(len(ids), -1) if swap else out
+    return out.reshape(n, -1, 2)[..., ::-1].reshape(n, hidden) if swap else out
 
 
 def _model(**mistake):
-    return lambda w: ({"out": _padded(_sum(w.data, **mistake))},)
+    return lambda w: ({"out": _padded(weighted_sum(w.data, **mistake))},)
 
 
 def _padded(out):

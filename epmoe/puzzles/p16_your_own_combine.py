@@ -16,8 +16,8 @@ from epmoe.puzzles.own_kernels import (
     routing,
     unfenced,
 )
+from epmoe.puzzles.p10_weighted_sum import weighted_sum
 from epmoe.puzzles.world import NOT_YET, Region, World
-from epmoe_ref import fma_rn
 
 START = '''"""Puzzle 16: your own combine.
 
@@ -177,12 +177,9 @@ def world(shape, tokens, rounds=2, *, ids=None, rows=None, infos=None, weights=N
         start.append({name: full[name] for name in names})
     expected = []
     for rank, n in enumerate(tokens):
-        combined, out = made[7].unwritten(), np.zeros((n, hidden), np.float32)
-        for k in range(top_k):
-            with np.errstate(all="ignore"):
-                new = fma_rn(np.float32(weights[rank])[:, k, None], back[rank][:, k], out)
-            out = np.where(ids[rank][:, k, None] >= 0, new, out)
-        combined[:, :n] = out.astype(BF16)
+        combined = made[7].unwritten()
+        given = {"ids": ids[rank], "weights": np.float32(weights[rank]), "returned": back[rank]}
+        combined[:, :n] = weighted_sum(given)
         expected.append({"combined": combined} | {k: start[rank][k] for k in ("recv_count", "done")})
     name, data = described(tokens, experts, rounds, grid, threads), dict(shape=shape, ids=ids)
     return World(name, made, tuple(tokens), tuple(start), tuple(expected), grid, threads, rounds, data=data)
