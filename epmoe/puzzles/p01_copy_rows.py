@@ -54,8 +54,8 @@ def _rows():
 def _world(n, grid, block):
     name = f"{many(n, 'row')}, {many(grid, 'block')} of {many(block, 'thread')}"
     regions = tuple(Region(r, (ROOM, WIDTH), np.uint32, ("row", "word")) for r in ("rows", "copied"))
-    rows, copied = _rows(), regions[1].unwritten()
-    copied[:n] = rows[:n]
+    rows = _rows()
+    copied = regions[1].unwritten(rows[:n])
     start = ({"rows": rows},)
     return World(name, regions, (n,), start, ({"copied": copied, "rows": rows},), grid, block)
 

@@ -67,8 +67,7 @@ REGIONS = (
 
 
 def _world(n, writers, warps):
-    messages = REGIONS[1].unwritten()
-    messages[:n] = 100 * (np.arange(n)[:, None] + 1) + np.arange(LANES)
+    messages = REGIONS[1].unwritten(100 * (np.arange(n)[:, None] + 1) + np.arange(LANES))
     name = f"{many(n, 'token')}, {many(writers, 'block')} of {many(warps, 'warp')} to write them"
     expected = {"finished": np.array([n]), "messages": messages, "seen": messages}
     start = {"finished": np.zeros(1)}

@@ -48,17 +48,12 @@ REGIONS = (Region("counts", (ROOM,), axes=("expert",)), Region("starts", (ROOM,)
 
 
 def _world(name, counts):
-    counts, n = np.asarray(counts), len(counts)
-    padded = REGIONS[0].unwritten()
-    padded[:n] = counts
-    start, expected = {"counts": padded}, {"starts": _starts(np.cumsum(counts) - counts)}
+    n = len(counts)
+    start, expected = (
+        {"counts": REGIONS[0].unwritten(counts)},
+        {"starts": REGIONS[1].unwritten(np.cumsum(counts) - counts)},
+    )
     return World(f"{n} threads, {name}", REGIONS, (n,), (start,), (expected,), 1, n, data=dict(counts=counts))
-
-
-def _starts(values):
-    made = REGIONS[1].unwritten()
-    made[: len(values)] = values
-    return made
 
 
 def worlds():
@@ -72,7 +67,7 @@ def worlds():
 
 
 def _model(starts_of):
-    return lambda w: ({"starts": _starts(starts_of(w.data["counts"]))},)
+    return lambda w: ({"starts": REGIONS[1].unwritten(starts_of(w.data["counts"]))},)
 
 
 def _in_warps(c):

@@ -73,12 +73,12 @@ REGIONS = (
 
 def _world(name, ids, weights, returned, grid, threads):
     n = len(ids)
-    full = {r.name: r.unwritten() for r in REGIONS[:3]}
-    for name_, array in (("ids", ids), ("weights", weights), ("returned", returned)):
-        full[name_][:n] = array
     data = dict(ids=ids, weights=weights.astype(np.float32), returned=returned.astype(BF16))
+    start = {r.name: r.unwritten(data[r.name]) for r in REGIONS[:3]}
     name = f"{n} tokens, {name}, {many(grid, 'block')} of {many(threads, 'thread')}"
-    return World(name, REGIONS, (n,), (full,), ({"out": _padded(weighted_sum(data))},), grid, threads, data=data)
+    return World(
+        name, REGIONS, (n,), (start,), ({"out": REGIONS[3].unwritten(weighted_sum(data))},), grid, threads, data=data
+    )
 
 
 def weighted_sum(d, *, order=1, step=fma_rn, weights=lambda d: d["weights"], ids=lambda d: d["ids"], swap=False):
@@ -95,13 +95,7 @@ def weighted_sum(d, *, order=1, step=fma_rn, weights=lambda d: d["weights"], ids
 
 
 def _model(**mistake):
-    return lambda w: ({"out": _padded(weighted_sum(w.data, **mistake))},)
-
-
-def _padded(out):
-    made = REGIONS[3].unwritten()
-    made[: len(out)] = out
-    return made
+    return lambda w: ({"out": REGIONS[3].unwritten(weighted_sum(w.data, **mistake))},)
 
 
 def worlds():

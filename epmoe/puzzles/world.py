@@ -41,9 +41,12 @@ class Region:
         """The byte at which the part of a round begins."""
         return round_ * self.nbytes // self.shape[0] if self.by_round else 0
 
-    def unwritten(self):
-        """The array as it is when nobody has written it."""
-        return np.full(self.nbytes, POISON, np.uint8).view(self.dtype).reshape(self.shape)
+    def unwritten(self, but_first=()):
+        """The array as it is when nobody has written it; but_first: what it begins with."""
+        array = np.full(self.nbytes, POISON, np.uint8).view(self.dtype).reshape(self.shape)
+        for i, value in enumerate(but_first):
+            array[i] = value
+        return array
 
 
 @dataclass(frozen=True)
