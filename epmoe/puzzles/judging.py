@@ -169,14 +169,15 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
     tell: called now and then while the judge is at work.
     """
     made = maker(puzzle, answer)
-    worlds, runs = puzzle.worlds(), 0
+    worlds = puzzle.worlds()
     plain = replace(SCHEDULES[0], races=False)
     for world in worlds:
-        runs += _one(puzzle, answer, made(world), world, plain)
+        _one(puzzle, answer, made(world), world, plain)
     for world in worlds:
         tell()
         for schedule in schedules:
-            runs += _one(puzzle, answer, made(world), world, schedule)
+            _one(puzzle, answer, made(world), world, schedule)
+    runs = len(worlds) * (1 + len(schedules))
     praise = f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
     if puzzle.more:
         praise += "\n" + puzzle.more(puzzle, answer, tell)
@@ -230,12 +231,11 @@ def attempt(puzzle, kernels, world, schedule):
 
 def _one(puzzle, answer, kernels, world, schedule):
     failure = attempt(puzzle, kernels, world, schedule)
-    if failure is None:
-        return 1
-    if failure.kind == "error":
+    if failure and failure.kind == "error":
         error = failure.result.error
         raise Wrong(failed(answer.__file__, error, "in the kernel") + _remedy(error))
-    raise Wrong(told(kernels, failure))
+    if failure:
+        raise Wrong(told(kernels, failure))
 
 
 def _remedy(error):

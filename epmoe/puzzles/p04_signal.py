@@ -103,8 +103,7 @@ def _world(ids, writers):
         for src, le in np.ndindex(RANKS, LOCAL):
             tokens = np.flatnonzero(ids[src] == rank * LOCAL + le)
             buf[le, src, : len(tokens)] = 100 * (src + 1) + tokens
-        padded = np.full(SLOTS, -1)
-        padded[: len(ids[rank])] = ids[rank]
+        padded = np.pad(ids[rank], (0, SLOTS - len(ids[rank])), constant_values=-1)
         words = np.full((LOCAL, RANKS), NOT_YET, np.uint64)
         start.append({"ids": padded, "finished": np.zeros(EXPERTS), "recv_count": words})
         expected.append({"recv_count": counts, "recv_buf": buf, "seen": buf})

@@ -123,8 +123,7 @@ def _world(ids, grid):
             seen[:, le * RANKS + src, : len(tokens)] = 100 * (src + 1) + tokens
         counters = {"reserved": np.zeros(EXPERTS), "finished": np.zeros(EXPERTS), "done": np.zeros(1)}
         words = {"recv_count": np.full((ROUNDS, SEGMENTS), NOT_YET, np.uint64)}
-        padded = np.full(SLOTS, -1)
-        padded[: len(ids[rank])] = ids[rank]
+        padded = np.pad(ids[rank], (0, SLOTS - len(ids[rank])), constant_values=-1)
         start.append({"ids": padded} | counters | words)
         expected.append({"seen": seen} | words | counters)
     tokens = tuple(len(i) for i in ids)

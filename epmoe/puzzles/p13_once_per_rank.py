@@ -67,8 +67,7 @@ def _world(name, ids, grid, threads):
     ids = [np.array(of_rank, int).reshape(-1, TOP_K) for of_rank in ids]
     start = []
     for of_rank in ids:
-        padded = np.full((ROOM, TOP_K), -1)
-        padded[: len(of_rank)] = of_rank
+        padded = np.pad(of_rank, ((0, ROOM - len(of_rank)), (0, 0)), constant_values=-1)
         start.append({"ids": padded, "reserved": np.zeros(RANKS)})
     tokens, expected = tuple(map(len, ids)), tuple(_sent(ids, _mask))
     name = f"{name}, {many(grid, 'block')} of {many(threads, 'thread')}"
