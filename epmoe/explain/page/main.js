@@ -174,13 +174,10 @@ export function main() {
     page.world = {...page.world, ids};
     changed();
   }});
-  scrubs(every(".scrub"), (which) => which in page.numbers ? page.numbers[which] : which === "tokens" ? page.world.ids[0].length : page.world[which], (which, value) => {
+  const sizes = () => { const {ranks, local, topK, ids} = page.world; return {ranks, local, topK, tokens: ids[0].length}; };
+  scrubs(every(".scrub"), (which) => ({...page.numbers, ...sizes()})[which], (which, value) => {
     if (which in page.numbers) page.numbers[which] = value;
-    else {
-      const sizes = {ranks: page.world.ranks, local: page.world.local, topK: page.world.topK, tokens: page.world.ids[0].length, [which]: value};
-      sizes.topK = Math.min(sizes.topK, sizes.ranks * sizes.local);
-      page.world = makeWorld({...sizes, skew: 0.3, seed: 1});
-    }
+    else page.world = makeWorld({...sizes(), [which]: value, skew: 0.3, seed: 1});
     changed();
   });
   let asked = false;
