@@ -19,6 +19,13 @@ def written(tmp_path, name, text):
     return path
 
 
+def refusal(path, **options):
+    """The error that a file gets."""
+    with pytest.raises(EPValueError) as error:
+        report.report(dump.read(path), path.name, **options)
+    return str(error.value)
+
+
 def forms(tmp_path):
     """The same two steps in every form."""
     np.savez(tmp_path / "a.npz", topk_ids=IDS.astype(np.int16))
@@ -98,9 +105,7 @@ def test_a_guess_names_only_ids_of_the_file(tmp_path, ids, said):
 )
 def test_ids_that_do_not_fit_are_named(tmp_path, ids, options, said):
     np.save(tmp_path / "a.npy", ids)
-    with pytest.raises(EPValueError) as error:
-        report.report(dump.read(tmp_path / "a.npy"), "a", **options)
-    assert said in str(error.value)
+    assert said in refusal(tmp_path / "a.npy", **options)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +125,7 @@ def test_ids_that_do_not_fit_are_named(tmp_path, ids, options, said):
     ],
 )
 def test_json_that_does_not_fit_is_named(tmp_path, text, said):
-    with pytest.raises(EPValueError) as error:
-        dump.read(written(tmp_path, "a.json", text))
-    assert said in str(error.value), error.value
+    assert said in refusal(written(tmp_path, "a.json", text))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +141,7 @@ def test_json_that_does_not_fit_is_named(tmp_path, text, said):
 )
 def test_npz_that_does_not_fit_is_named(tmp_path, arrays, said):
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(EPValueError) as error:
-        dump.read(tmp_path / "a.npz")
-    assert said in str(error.value), error.value
+    assert said in refusal(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(
@@ -155,22 +156,17 @@ def test_npz_that_does_not_fit_is_named(tmp_path, arrays, said):
 )
 def test_ids_of_another_dtype_get_the_remedy_that_helps(tmp_path, array, remedy):
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(EPValueError) as error:
-        dump.read(tmp_path / "a.npy")
-    assert remedy in str(error.value), error.value
+    assert remedy in refusal(tmp_path / "a.npy")
 
 
 def test_a_file_of_torch_save_gets_the_call_that_writes_one(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as file:
         file.writestr("a/data.pkl", b"")
-    with pytest.raises(EPValueError, match=r"a.pt is made by torch.save: numpy.save\('ids.npy'"):
-        dump.read(tmp_path / "a.pt")
+    assert "a.pt is made by torch.save: numpy.save('ids.npy'" in refusal(tmp_path / "a.pt")
 
 
 def test_a_file_cut_short_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", topk_ids=IDS[0])
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:-30])
-    with pytest.raises(EPValueError, match=r"a.npz cannot be read \(File is not a zip file\)"):
-        dump.read(tmp_path / "a.npz")
-    with pytest.raises(EPValueError, match="cannot be read: No such file"):
-        dump.read(tmp_path / "none.npz")
+    assert "a.npz cannot be read (File is not a zip file)" in refusal(tmp_path / "a.npz")
+    assert "cannot be read: No such file" in refusal(tmp_path / "none.npz")
