@@ -20,10 +20,15 @@ WHOLE = (15, 16)
 BY_DAY = 3  # wrong answers of a puzzle, 1 of these
 
 
-def verdict(number, text, tmp_path, schedules=SCHEDULES):
+def handed_in(number, text, tmp_path):
+    """The module of a student's file with this text."""
     file = tmp_path / f"puzzle{number:02}.py"
     file.write_text(text)
-    return judge(puzzles.puzzle(number), load(file, number, "puzzle"), schedules)
+    return load(file, number, "puzzle")
+
+
+def verdict(number, text, tmp_path, schedules=SCHEDULES):
+    return judge(puzzles.puzzle(number), handed_in(number, text, tmp_path), schedules)
 
 
 @pytest.mark.parametrize("number, i", [pytest.param(n, i, marks=[pytest.mark.nightly] if i else []) for n, i in RIGHT])
@@ -95,54 +100,43 @@ def test_each_synchronisation_in_the_students_lines_can_be_lost():
     assert len(own_kernels.losses("puzzle15.py", kept)) == len(found) - 1
 
 
-def of_tests(module, answer):
-    """The worlds of the answer's TESTS, and of good ones."""
+def of_one_loss(number, edit, chosen, world, tmp_path, monkeypatch):
+    """(a Loss, function () -> what is said of it), in one world: the whole judgement is for the night."""
+    text, module = edited(number, [edit]), {15: puzzle_15, 16: puzzle_16}[number]
+    answer = handed_in(number, text, tmp_path)
+    asked = replace(puzzle(number), worlds=lambda: module.worlds()[world : world + 1])
+    loss = next(x for x in own_kernels.losses(f"puzzle{number}.py", text) if re.search(chosen, x.change))
+    monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
+    monkeypatch.setattr(own_kernels, "TRIED", own_kernels.TRIED[:2])
     given = own_kernels.tests_of(answer), own_kernels.GOOD_TESTS
-    return [own_kernels.tested(tests, module.world, module.COMPARED) for tests in given]
+    tests, good = (own_kernels.tested(tests, module.world, module.COMPARED) for tests in given)
+    return loss, lambda: own_kernels.broken(asked, answer, tests, good, lambda: None)
+
+
+WAIT = "finished.*the wait -> nothing"
 
 
 @pytest.mark.parametrize(
-    "says, chosen, edit",
+    "number, edit, chosen, world, says",
     [
-        ("something is superfluous", "acq_rel_sys_i32 -> .*acq_rel_gpu", ("acq_rel_gpu", "acq_rel_sys")),
-        ("your TESTS are too weak", r"store_i32\(done, 0\) -> nothing", ("TESTS = ", "[((3, 2), 1)]")),
+        (16, ("acq_rel_gpu", "acq_rel_sys"), "acq_rel_sys_i32 -> .*acq_rel_gpu", 1, "something is superfluous"),
+        (16, ("TESTS = ", "[((3, 2), 1)]"), r"store_i32\(done, 0\) -> nothing", 1, "your TESTS are too weak"),
+        (15, ("TESTS = ", "[((1, 0), 3)]"), WAIT, 0, "your TESTS are too weak"),
     ],
 )
-def test_what_is_superfluous_or_missed_is_told(says, chosen, edit, tmp_path, monkeypatch):
-    """In one world, of one loss: the whole judgement is for the night."""
-    asked = replace(puzzle(16), worlds=lambda: puzzle_16.worlds()[1:2])
-    monkeypatch.setattr(own_kernels, "TRIED", own_kernels.TRIED[:2])
-    file = tmp_path / "puzzle16.py"
-    file.write_text(edited(16, [edit]))
-    loss = next(x for x in own_kernels.losses(file.name, file.read_text()) if re.search(chosen, x.change))
-    monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
-    answer = load(file)
+def test_what_is_superfluous_or_missed_is_told(number, edit, chosen, world, says, tmp_path, monkeypatch):
+    loss, said = of_one_loss(number, edit, chosen, world, tmp_path, monkeypatch)
     with pytest.raises(Wrong, match=says) as error:
-        own_kernels.broken(asked, answer, *of_tests(puzzle_16, answer), lambda: None)
+        said()
     assert f"line {loss.line}: {loss.change}" in str(error.value)
 
 
-@pytest.mark.parametrize("tests, notice", [("[((7, 5), 2)]", True), ("[((1, 0), 3)]", False)])
-def test_a_lost_wait_is_noticed_with_several_tokens(tests, notice, tmp_path, monkeypatch):
-    asked = replace(puzzle(15), worlds=lambda: puzzle_15.worlds()[:1])
-    file = tmp_path / "puzzle15.py"
-    file.write_text(edited(15, [("TESTS = ", tests)]))
-    loss = next(
-        x for x in own_kernels.losses(file.name, file.read_text()) if "finished" in x.change and x.kind == "wait"
-    )
-    monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
-    answer = load(file)
-    worlds = of_tests(puzzle_15, answer)
-    if notice:
-        assert "miss" not in own_kernels.broken(asked, answer, *worlds, lambda: None)
-    else:
-        with pytest.raises(Wrong, match="your TESTS are too weak"):
-            own_kernels.broken(asked, answer, *worlds, lambda: None)
+def test_a_lost_wait_is_noticed_with_several_tokens(tmp_path, monkeypatch):
+    _, said = of_one_loss(15, ("TESTS = ", "[((7, 5), 2)]"), WAIT, 0, tmp_path, monkeypatch)
+    assert "miss" not in said()
 
 
 @pytest.mark.parametrize("tests", ["3", "[]", "[((1, 2, 3), 1)]", "[((1, 2), 99)]"])
 def test_tests_that_are_no_tests_are_refused(tests, tmp_path):
-    file = tmp_path / "puzzle15.py"
-    file.write_text(edited(15, [("TESTS = ", tests)]))
     with pytest.raises(Wrong, match="TESTS is "):
-        own_kernels.tests_of(load(file))
+        own_kernels.tests_of(handed_in(15, edited(15, [("TESTS = ", tests)]), tmp_path))
