@@ -28,11 +28,8 @@ def edited(number, edits):
 
 
 def _file(number, holes, tests=None):
-    text = filled(puzzle(number).start, holes)
-    own = getattr(answers(number), "TESTS", None)
-    return text.replace("\nTESTS = ", f"\nTESTS = {own}\nTESTS = ", 1).replace(
-        "\nTESTS = [((1, 0), 1)]\n", f"\nTESTS = {tests}\n" if tests else "\n"
-    )
+    tests = tests or getattr(answers(number), "TESTS", None)
+    return filled(puzzle(number).start, holes).replace("\nTESTS = [((1, 0), 1)]\n", f"\nTESTS = {tests}\n")
 
 
 RIGHT = [(n, i) for n in FILES for i in range(len(right(n)))]
