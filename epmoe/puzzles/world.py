@@ -99,7 +99,8 @@ class Schedule:
 class Result:
     """What a run came to. kind: "" if it ended, else "race", "hang", "bounds" or "error".
 
-    report: of the simulator, "" if it has none. memory: for each rank {name: array}, as it was at the end. error: the exception, if any.
+    report: of the simulator, "" if it has none. memory: for each rank {name: array}, as it was at the end. error: the
+    exception, if any.
     """
 
     kind: str
