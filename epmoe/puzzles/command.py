@@ -11,7 +11,6 @@ from epmoe.puzzles import FILES, puzzle
 from epmoe_ref.errors import EPValueError
 
 STDERR = 2  # where an answer prints while stdout holds JSON
-HERE = "here"  # --start and --check without a file
 SOLVED = ".puzzles_solved.json"  # {file: digest of the text that was right}
 
 
@@ -21,7 +20,7 @@ def add_arguments(parser):
     what = parser.add_mutually_exclusive_group()
     for name, does in ("--start", "write the file to fill in"), ("--check", "judge your answer"):
         says = f"{does} (default puzzleNN.py)"
-        what.add_argument(name, nargs="?", const=HERE, metavar="FILE", help=says)
+        what.add_argument(name, nargs="?", const=True, metavar="FILE", help=says)
     what.add_argument("--hint", nargs="?", const=1, type=at_least_one, metavar="K", help="give hint K (default 1)")
     what.add_argument("--show", action="store_true", help="print the answer and the reason (in a checkout)")
     what.add_argument("--grade", metavar="DIR", help="judge a folder of answers: one file or folder for each student")
@@ -47,14 +46,14 @@ def run(args):
     own = file_of(args.number)
     with plain_simulator():
         if args.start:
-            return start(args.number, own if args.start == HERE else args.start)
+            return start(args.number, own if args.start is True else args.start)
         if args.hint:
             return hint(args.number, args.hint)
         if args.show:
             return show(args.number)
         if not args.check:
             return told(args.number)
-    return check(args.number, own if args.check == HERE else args.check, args.json, args.gpu)
+    return check(args.number, own if args.check is True else args.check, args.json, args.gpu)
 
 
 def file_of(number):

@@ -35,6 +35,7 @@ def test_from_the_list_to_a_solved_puzzle(folder, capsys):
     assert main(["puzzle", "1"]) == 0
     assert "In NumPy:" in capsys.readouterr().out
     assert main(["puzzle", "1", "--start"]) == 0
+    assert main(["puzzle", "1", "--start", "here"]) == 0 and (folder / "here").exists()
     capsys.readouterr()
     assert main(["puzzle"]) == 0
     assert re.search(r" 1  Copy rows +begun\n", capsys.readouterr().out)
