@@ -289,11 +289,11 @@ def show_thresholds(args, console):
 
 
 def write_faults(console):
-    """Write README.md, the document on the public faults, again after a change of the kernels."""
-    from epmoe.mutants import document
+    """Write the section of README.md on the public faults again, after a change of the kernels."""
+    from epmoe.mutants.public_faults import README, document
 
-    document.README.write_text(document.text())
-    console.print(f"written: {document.README}", markup=False)
+    README.write_text(document())
+    console.print(f"written: {README}", markup=False)
     return EQUAL
 
 

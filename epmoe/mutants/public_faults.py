@@ -4,7 +4,9 @@ An edit is (file, text, new text). The text must occur exactly once, so that an 
 fails loudly. README.md shows the reports, and a test compares them.
 """
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.hunt import attempt
@@ -12,6 +14,7 @@ from epmoe.mutants.page_worlds import PLAIN
 from epmoe.mutants.world_kinds import World
 from epmoe.mutants.worlds import WORLDS
 
+README = Path(__file__).with_name("README.md")
 SMALL_REGION = World(
     "seven blocks, four flags", PLAIN | dict(n_experts=2, top_k=1), ((5, 3),), fused=True, shape=(7, 32)
 )
@@ -136,3 +139,22 @@ def repaired_is_silent(fault, seeds=3):
     """Whether the fault with its repair passes under this many schedules."""
     kernels = edited(fault.edits + fault.repair)
     return not any(attempt(fault.world, seed, kernels)[0] for seed in range(seeds))
+
+
+def document():
+    """The text of README.md, its last section made anew: each fault and its report under seed 0."""
+    parts = [README.read_text().partition("\n## 1. ")[0]]
+    for number, fault in enumerate(FAULTS, 1):
+        _, said = report(fault)
+        parts.append(
+            f"\n## {number}. {fault.name[0].upper() + fault.name[1:]}\n\n{fault.what}\n\n```\n"
+            f"{_without_addresses(said)}\n```\n"
+        )
+        if fault.repair:
+            parts.append(f"\nRepaired ({fault.repair_is}), nothing is reported.\n")
+    return "".join(parts)
+
+
+def _without_addresses(said):
+    """The report without addresses and neighbouring buffers, because they differ from run to run."""
+    return re.sub(r" and \d+ bytes before .*", "", re.sub(r"0x[0-9a-f]+", "0x7f0000000000", said))

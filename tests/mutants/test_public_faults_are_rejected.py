@@ -1,12 +1,10 @@
 """The four faults of public kernels, put into ours, are rejected; the document shows the reports."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from epmoe.mutants import document
-from epmoe.mutants.public_faults import FAULTS, edited, repaired_is_silent, report
+from epmoe.mutants.public_faults import FAULTS, README, document, edited, repaired_is_silent, report
 
 HOW = {
     "last signal found by a relaxed counter": "race",
@@ -14,7 +12,6 @@ HOW = {
     "waiting region smaller than the grid": "bounds",
     "peer-written rows through the invariant load path": "race",
 }
-README = Path(document.__file__).with_name("README.md")
 
 
 def without_numbers(text):
@@ -40,4 +37,4 @@ def test_an_edit_that_does_not_fit_the_kernels_is_refused():
 
 def test_the_document_shows_the_reports():
     """After a change of the kernels: epmoe mutants --faults --write"""
-    assert without_numbers(README.read_text()) == without_numbers(document.text())
+    assert without_numbers(README.read_text()) == without_numbers(document())
