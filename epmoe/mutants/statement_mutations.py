@@ -10,7 +10,7 @@
 | whose | a synchronising statement uses another rank's number or another region's words |
 | both | a release and the acquire that reads it become relaxed, together (pairs.py finds them by running) |
 
-All but "both" are found from the source alone. harmless_statements.py lists those that change nothing.
+All but "both" are found from the source alone. harmless.py lists those that change nothing.
 """
 
 import ast
@@ -51,7 +51,7 @@ class StatementMutation:
 
     @property
     def key(self):
-        """Its name in harmless_statements.py. It contains no line number."""
+        """Its name in harmless.py. It contains no line number."""
         number = f" (number {self.token.number})" if self.token.number > 1 else ""
         return f"{self.token.file} {self.token.function}: {self.kind}: {self.what}{number}"
 

@@ -3,7 +3,6 @@
 from collections import Counter
 
 from epmoe.mutants.harmless import HARMLESS
-from epmoe.mutants.harmless_statements import HARMLESS_STATEMENTS
 
 MEANING = {
     "race": "data race reported",
@@ -43,19 +42,13 @@ NO_WORLD = (
 UNUSED = "is run by no world of epmoe/mutants/worlds.py: add one"
 
 
-def harmless_ones():
-    """{key: reason} for the mutants that change nothing."""
-    return HARMLESS | HARMLESS_STATEMENTS
-
-
 def judge(verdicts):
     """[(verdict, what is wrong with it)]: survivors not known to be harmless, and harmless ones that were killed."""
-    known = harmless_ones()
     found = []
     for v in verdicts:
-        if v.killed and v.mutant.key in known:
+        if v.killed and v.mutant.key in HARMLESS:
             found.append((v, f'is listed as harmless, but was killed: {v.how} in "{v.world}", seed {v.seed}'))
-        elif not v.killed and v.mutant.key not in known:
+        elif not v.killed and v.mutant.key not in HARMLESS:
             found.append((v, NO_WORLD if v.mutant.kind == "patch" else SURVIVES if v.how == "survives" else UNUSED))
     return found
 
@@ -72,18 +65,18 @@ class Verdicts:
 
     def __init__(self, console, *, every=False, reports=False):
         self.console, self.every, self.reports = console, every, reports
-        self.all, self.known = [], harmless_ones()
+        self.all = []
 
     def add(self, v):
         """Add a Verdict and print it."""
         self.all.append(v)
-        if self.every or not v.killed or v.mutant.key in self.known:
+        if self.every or not v.killed or v.mutant.key in HARMLESS:
             self._line(v)
         if self.reports and v.killed:
             self.console.print(f"    {v.report}".replace("\n", "\n    "), markup=False, style="dim")
 
     def _line(self, v):
-        reason = self.known.get(v.mutant.key)
+        reason = HARMLESS.get(v.mutant.key)
         where = f' in "{v.world}", seed {v.seed}' if v.killed else f": {reason}" if reason else ""
         self.console.print(
             f"{v.how:8} {v.mutant.token.place:24} {v.mutant.kind}: {v.mutant.change}"

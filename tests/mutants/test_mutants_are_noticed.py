@@ -13,7 +13,6 @@ from rich.console import Console
 from epmoe import kernels, progress
 from epmoe.mutants import command, edited_kernels, hunt
 from epmoe.mutants.harmless import HARMLESS
-from epmoe.mutants.harmless_statements import HARMLESS_STATEMENTS
 from epmoe.mutants.pieces import Hunt
 from epmoe.mutants.statement_mutations import statement_mutations_of
 from epmoe.mutants.verdicts import judge
@@ -62,7 +61,7 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         run = [m for m in all_mutants() if (m.token.file, m.token.start) in seen]
         sample = chance.sample([m for m in run if m.key not in HARMLESS], SAMPLE)
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
-        statements = [s for s in hunt.statements_in_files() if s.key not in HARMLESS_STATEMENTS and coverage.worlds(s)]
+        statements = [s for s in hunt.statements_in_files() if s.key not in HARMLESS and coverage.worlds(s)]
         sample += chance.sample(statements, STATEMENTS)
         runs = [
             [(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))] for m in sample
