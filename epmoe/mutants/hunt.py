@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.edit import Edit
 from epmoe.mutants.errors import Leftover, WrongResult
 from epmoe.mutants.marks import NAME, functions_of, marked_lines, marked_tokens
 from epmoe.mutants.pairs import seen_in, statement_mutations_of_pairs
+from epmoe.mutants.patches import Edit
 from epmoe.mutants.plain_run import PlainRun
 from epmoe.mutants.public_run import PublicRun
 from epmoe.mutants.random_worlds import named
@@ -187,8 +187,6 @@ class Coverage:
         at, by = (mutant.token.file, mutant.token.start), mutant.seen_by
         if isinstance(mutant, StatementMutation):
             return self.around(mutant)
-        if isinstance(mutant, Edit):
-            return self.running(mutant)
         found = [name for name in self.order if any(v[:2] == at and by in (None, v[2]) for v in self.seen[name])]
         return found or self.around(mutant)
 

@@ -5,15 +5,41 @@ Paths may begin at the repository's root, or at any folder above the file, as wi
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from epmoe.mutants import edited_kernels
-from epmoe.mutants.edit import Edit
+from epmoe.mutants.token_mutations import Token
 from epmoe_ref.errors import EPValueError
 
 ROOT = "epmoe/kernels/"
 NOWHERE = "/dev/null"
 HEADER = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 REMEDY = "give a unified diff of the source as it is now, as `git diff` makes it"
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """A change of the kernels, with the interface of token_mutations.Mutant that command.py and hunt.py use.
+
+    key: its name. edits: {file: new source}. lines: {file: numbers of the old source's lines that change}.
+    """
+
+    key: str
+    edits: dict
+    lines: dict
+    kind = "patch"
+    seen_by = None
+
+    @property
+    def change(self):
+        """Its name."""
+        return self.key
+
+    @cached_property
+    def token(self):
+        """The place of its first change."""
+        file = min(self.lines)
+        return Token(file, "", self.key, 1, max(1, min(self.lines[file])), 0, 0)
 
 
 @dataclass

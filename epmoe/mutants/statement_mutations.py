@@ -31,7 +31,7 @@ OFFSETS = {"at", "mailbox"}  # objects whose attributes are addresses of words
 
 @dataclass(frozen=True)
 class StatementMutation:
-    """One edit: `new` instead of source[token.start:token.end]. It has the interface of tokens.Mutant.
+    """One edit: `new` instead of source[token.start:token.end]. It has the interface of token_mutations.Mutant.
 
     lines: (first, last) of the statements. other: a second edit, in any file, that belongs to it.
     """
