@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.errors import Leftover, WrongResult
@@ -53,6 +54,7 @@ class Verdict:
         return self.how not in ("survives", "unused")
 
 
+@lru_cache(None)
 def all_mutants():
     """Every mutant of every file of epmoe/kernels; files of PER_IMPORTER once for each module that imports them."""
     sources = {file: edited_kernels.source_of(file) for file in edited_kernels.files()}
@@ -80,6 +82,7 @@ def statements_in_pairs(workers, file):
     return statement_mutations_of_pairs(set().union(*workers.map(_pairs, worlds_of([file], WORLDS))))
 
 
+@lru_cache(None)
 def statements_in_files():
     """The edited statements that are found from the source alone."""
     return [s for file in edited_kernels.files() for s in statement_mutations_of(file, edited_kernels.source_of(file))]
@@ -141,7 +144,7 @@ def edits_of(mutant):
 
 # ---------------------------------------------------------------- which worlds run which tokens
 def visits(name, lines=None):
-    """(tokens that this world runs: {(file, start, calling module)}, seconds). Unedited kernels must pass.
+    """(name, tokens that this world runs: {(file, start, calling module)}, seconds). Unedited kernels must pass.
 
     lines: {file: numbers}. In these files statements on these lines are recorded instead, with -line for start. The
     race detector is then off, which saves two thirds of the time.
@@ -165,7 +168,7 @@ def visits(name, lines=None):
     world, start = named(name), time.perf_counter()
     kernels = edited_kernels.load(edits, constants=world.constants, names={NAME: visit})
     run_of(world, kernels, 0, racecheck=lines is None).go()
-    return seen, time.perf_counter() - start
+    return name, seen, time.perf_counter() - start
 
 
 def _stem(frame):
@@ -236,9 +239,13 @@ def pool(jobs):
         signal.signal(signal.SIGINT, kept)
 
 
-def cover(workers, names=None, advance=lambda: None):
-    """The Coverage of all worlds, or of the named ones, measured in parallel. Calls advance() after each world."""
-    return _cover(workers, [(name, None) for name in names or WORLDS], advance)
+def cover(workers, names, advance=lambda: None, lines=None):
+    """The Coverage of the named worlds, measured in parallel. Calls advance() after each one. lines: as in visits()."""
+    runs = {}
+    for name, *run in workers.imap_unordered(partial(visits, lines=lines), names):
+        runs[name] = run
+        advance()
+    return Coverage(runs)
 
 
 def functions_around(lines):
@@ -252,7 +259,7 @@ def cover_lines(workers, edits, names, advance=lambda: None):
     for of_edit in (e.lines for e in edits):
         for file, numbers in (*of_edit.items(), *functions_around(of_edit).items()):
             lines[file] = lines.get(file, set()) | numbers
-    return _cover(workers, [(name, lines) for name in names], advance)
+    return cover(workers, names, advance, lines)
 
 
 def worlds_of(files, names):
@@ -261,15 +268,3 @@ def worlds_of(files, names):
         if all(file.startswith(folder) for file in files):
             return [name for name in names if isinstance(named(name), kind)]
     return list(names)
-
-
-def _cover(workers, jobs, advance):
-    runs = {}
-    for name, run in workers.imap_unordered(_visits, jobs):
-        runs[name] = run
-        advance()
-    return Coverage(runs)
-
-
-def _visits(job):
-    return job[0], visits(*job)

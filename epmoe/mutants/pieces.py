@@ -73,14 +73,14 @@ class Hunt:
         return sum(map(len, self.runs))
 
 
-def hunt_of(mutants, coverage, seeds=hunt.SEEDS):
+def hunt_of(mutants, coverage, seeds):
     """The Hunt through all worlds that run a mutant, under each seed."""
     return Hunt(
         mutants, ([(world, seed) for seed in range(seeds) for world in coverage.worlds(mutant)] for mutant in mutants)
     )
 
 
-def hunt_of_edits(edits, coverage, seeds=hunt.SEEDS):
+def hunt_of_edits(edits, coverage, seeds):
     """The Hunt through the worlds that run an edit's lines, under each seed.
 
     After these come worlds that run only the function around the lines, since another schedule may lead them there.

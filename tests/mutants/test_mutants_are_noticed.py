@@ -1,7 +1,6 @@
 """A sample of mutants is noticed, harmless ones are not, and the unedited kernels pass a part of the worlds."""
 
 import argparse
-import functools
 import hashlib
 import io
 import os
@@ -24,8 +23,6 @@ from epmoe_ref.errors import EPValueError
 SAMPLE, HARMLESS_SAMPLE, STATEMENTS = 6, 1, 3
 SEEDS = 3  # as in `epmoe mutants`; the second is for survivors of the first
 PARTS = 6  # of all worlds; at least one runs
-
-all_mutants = functools.cache(hunt.all_mutants)  # takes seconds
 
 
 def arguments(*argv):
@@ -58,7 +55,7 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
     with hunt.pool(jobs) as workers:
         coverage = hunt.cover(workers, first)
         seen = {v[:2] for visits in coverage.seen.values() for v in visits}
-        run = [m for m in all_mutants() if (m.token.file, m.token.start) in seen]
+        run = [m for m in hunt.all_mutants() if (m.token.file, m.token.start) in seen]
         sample = chance.sample([m for m in run if m.key not in HARMLESS], SAMPLE)
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
         statements = [s for s in hunt.statements_in_files() if s.key not in HARMLESS and coverage.worlds(s)]
@@ -84,7 +81,7 @@ def test_one_place_by_the_command_line(capsys):
 
 
 def test_a_folder_is_hunted_alone_in_its_own_worlds():
-    chosen = command.choose(arguments("--only", "plain/"), all_mutants())
+    chosen = command.choose(arguments("--only", "plain/"), hunt.all_mutants())
     files = {m.token.file for m in chosen}
     assert files >= {"plain/receive.py", "plain/peers.py"}
     assert all(file.startswith("plain/") for file in files)
@@ -134,8 +131,8 @@ def test_progress_is_told_where_there_is_no_terminal(capsys, monkeypatch):
 
 
 def test_a_wrong_expectation_fails():
-    killed = hunt.Verdict(next(m for m in all_mutants() if m.key in HARMLESS), "race", "split")
-    survivor = hunt.Verdict(next(m for m in all_mutants() if m.key not in HARMLESS), "survives")
+    killed = hunt.Verdict(next(m for m in hunt.all_mutants() if m.key in HARMLESS), "race", "split")
+    survivor = hunt.Verdict(next(m for m in hunt.all_mutants() if m.key not in HARMLESS), "survives")
     unused = hunt.Verdict(survivor.mutant, "unused")
     assert [what[:30] for _, what in judge([killed, survivor, unused])] == [
         "is listed as harmless, but was",

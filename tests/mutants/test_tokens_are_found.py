@@ -1,7 +1,6 @@
 """No synchronisation of the kernels is missed: mutants cover everything that a text search finds."""
 
 import ast
-import functools
 import re
 
 import pytest
@@ -9,9 +8,6 @@ import pytest
 from epmoe.mutants import edited_kernels, hunt
 from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.token_mutations import mutants_of, names_in
-
-all_mutants = functools.cache(hunt.all_mutants)
-statements_in_files = functools.cache(hunt.statements_in_files)
 
 WORDS = re.compile(
     r"\b((?:ld|st|red_add|atomic_\w+?)_(?:relaxed|acquire|release|acq_rel)_(?:cta|gpu|sys)_\w+"
@@ -43,7 +39,7 @@ def test_every_word_has_mutants(file):
     assert found <= covered
 
 
-@pytest.mark.parametrize("make, most", [(all_mutants, 150), (statements_in_files, 80)])
+@pytest.mark.parametrize("make, most", [(hunt.all_mutants, 150), (hunt.statements_in_files, 80)])
 def test_mutants_of_tokens_and_statements_compile_differ_and_have_names_of_their_own(make, most):
     mutants = make()
     assert len({m.key for m in mutants}) == len(mutants) > most
@@ -55,11 +51,11 @@ def test_mutants_of_tokens_and_statements_compile_differ_and_have_names_of_their
 
 
 def test_the_harmless_ones_are_mutants_that_there_are():
-    assert set(HARMLESS) <= {m.key for m in (*all_mutants(), *statements_in_files())}
+    assert set(HARMLESS) <= {m.key for m in (*hunt.all_mutants(), *hunt.statements_in_files())}
 
 
 def test_no_word_is_lost_where_each_user_of_a_module_has_mutants_of_its_own():
-    hunted = {(m.token.file, m.token.start) for m in all_mutants()}
+    hunted = {(m.token.file, m.token.start) for m in hunt.all_mutants()}
     for file in edited_kernels.files():
         for m in mutants_of(file, edited_kernels.source_of(file)):
             assert (file, m.token.start) in hunted, m.key
