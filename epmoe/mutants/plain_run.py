@@ -13,11 +13,11 @@ from epmoe.mutants.world_inputs import BF16
 from epmoe.mutants.world_run import WorldRun
 
 INPUT = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-SCALE, FACTOR, TIMEOUT = 0.5, 0.75, 1.0
+TIMEOUT = 1.0  # seconds of the simulated clock
 
 
 def scaled_weight(token, k, weights, factor):
-    """Router weights as a function: the given ones, times 1 / FACTOR, times FACTOR."""
+    """Router weights as a function: the given ones, times 4, times factor (1/4)."""
     return mul_rn(mul_rn(weights[token, k], f32(4.0)), factor)
 
 
@@ -99,12 +99,11 @@ class PlainRun(WorldRun):
         send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         to = self.peers(rank, "dispatch_recv_buf"), self.peers(rank, "dispatch_recv_count")
         here = self.at(rank, "dispatch_recv_buf"), self.at(rank, "dispatch_recv_count")
-        sends = dict(clean_topk_ids=clean, **(dict(input_scales_args=(SCALE,)) if self.world.scaled else {}))
         counts = dict(recv_counts=groups[0]["recv_count"])
         if self.world.fused:
-            self.call(rank, "dispatch", *inputs, *groups, send, *to, counters, rank, **sends, **counts)
+            self.call(rank, "dispatch", *inputs, *groups, send, *to, counters, rank, clean_topk_ids=clean, **counts)
             return
-        self.call(rank, "dispatch_async", *inputs, send, *to, counters, rank, **sends)
+        self.call(rank, "dispatch_async", *inputs, send, *to, counters, rank, clean_topk_ids=clean)
         shared = dict(send_buf_p=send, num_tokens=n) if self.cfg.fused_shared_expert else {}
         self.call(rank, "dispatch_wait", *groups, *here, counters, rank, **counts, **shared)
 

@@ -93,13 +93,13 @@ class PublicRun:
     def go(self):
         """Run the world's rounds with the edited kernels. Raises the error that notices the edit."""
         world = self.world
-        launch = LaunchConfig(*world.shape, **world.launch)
+        launch = LaunchConfig(*world.shape, trace=world.trace)
         with np.errstate(all="ignore"):
             expected = rounds(world)
             with ExpertParallel(world.cfg, self.local, fused=world.fused, launch=launch, _factories=self.kernels) as ep:
                 for number, round_ in enumerate(expected, 1):
                     self._round(ep, number, *round_)
-                if ep._engine.launch.trace:
+                if world.trace:
                     ep.trace()
 
     def _round(self, ep, number, x, ids, weights, scale, want, combined):

@@ -46,7 +46,7 @@ PUBLIC_WORLDS = (
     PublicWorld("five runs in three pieces", PIECES | dict(hidden=1288), ((2, 1), (1, 1)), shape=(3, 96), fused=False),
     PublicWorld("five runs in three pieces of fp8", PIECES | dict(hidden=2432, token_format="fp8_blockwise"),
                 ((2, 1), (1, 1)), shape=(4, 96)),
-    PublicWorld("with stamps, fused", PLAIN, ((5, 3),), launch=dict(trace=True)),
-    PublicWorld("with stamps, split", PLAIN, ((5, 3),), launch=dict(trace=True), fused=False),
+    PublicWorld("with stamps, fused", PLAIN, ((5, 3),), trace=True),
+    PublicWorld("with stamps, split", PLAIN, ((5, 3),), trace=True, fused=False),
     PublicWorld("nothing for some ranks, split", PLAIN, ((0, 0), (1, 0), (0, 0), (5, 0)), fused=False, shape=(5, 32)),
 )

@@ -117,7 +117,7 @@ def _public(name, rng):
         fused=bool(rng.random() < 0.6),
         shape=_launch(rng),
         weights=weights,
-        launch=dict(trace=bool(rng.random() < 0.1)),
+        trace=bool(rng.random() < 0.1),
         edges=bool(rng.random() < 0.5),
         epilogue=weights != "none" and bool(rng.random() < 0.3),
         to_one=sizes["top_k"] == 1,

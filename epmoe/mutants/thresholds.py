@@ -13,7 +13,7 @@ from typing import NamedTuple
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.random_worlds import named
 
-COMPARES, CHOOSES = "compare__", "choose__"
+LOOK = "look__"
 OPERATORS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 BY_NAME = {kind.__name__: op for kind, op in OPERATORS.items()} | dict(min=min, max=max)
 NUMBER = re.compile(r"[A-Z][A-Z0-9_]{2,}$")
@@ -46,7 +46,7 @@ class Threshold(NamedTuple):
 
 
 class _Marker(ast.NodeTransformer):
-    """Puts calls of compare__ and choose__ at the thresholds in functions. found: {(file, line, text): Threshold}."""
+    """Puts calls of look__ in place of the thresholds in functions. found: {(file, line, text): Threshold}."""
 
     def __init__(self, file, tree):
         self.file, self.found, self.depth = file, {}, 0
@@ -65,19 +65,19 @@ class _Marker(ast.NodeTransformer):
         operands = [node.left, *node.comparators]
         if len(kinds) != 1 or kinds[0] not in OPERATORS:
             return self.generic_visit(node)
-        return self._marked(node, COMPARES, kinds[0].__name__, operands)
+        return self._marked(node, kinds[0].__name__, operands)
 
     def visit_Call(self, node):
         """min or max of two numbers."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in ("min", "max") or len(node.args) != 2:
             return self.generic_visit(node)
-        return self._marked(node, CHOOSES, name, node.args)
+        return self._marked(node, name, node.args)
 
-    def _marked(self, node, call, what, operands):
+    def _marked(self, node, what, operands):
         sides = [_names(operand, self.aliases) for operand in operands]
         names, site = sides[0] | sides[1], (self.file, node.lineno, ast.unparse(node))
-        guards = call == CHOOSES and any(isinstance(v, ast.Constant) for v in operands)
+        guards = isinstance(node, ast.Call) and any(isinstance(v, ast.Constant) for v in operands)
         self.generic_visit(node)
         if not names or not self.depth or guards:
             return node
@@ -86,7 +86,7 @@ class _Marker(ast.NodeTransformer):
         self.found[site] = Threshold(names, what, turned)
         given = [ast.Constant(v) for v in (site, what, turned)]
         operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else list(node.args)
-        return ast.copy_location(ast.Call(ast.Name(call, ast.Load()), [*given, *operands], []), node)
+        return ast.copy_location(ast.Call(ast.Name(LOOK, ast.Load()), [*given, *operands], []), node)
 
 
 def _aliases(tree):
@@ -150,8 +150,7 @@ def sides_in(name):
 
     world = named(name)
     codes = {file: code for file, (code, _) in _all_marked().items()}
-    words = {COMPARES: look, CHOOSES: look}
-    kernels = edited_kernels.load(codes, constants=world.constants, names=words)
+    kernels = edited_kernels.load(codes, constants=world.constants, names={LOOK: look})
     run_of(world, kernels, 0, racecheck=False).go()
     return name, seen
 

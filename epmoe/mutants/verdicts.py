@@ -14,23 +14,8 @@ MEANING = {
     "survives": "nothing noticed it",
     "unused": "no world runs the line",
 }
-KINDS = (
-    "order",
-    "scope",
-    "plain",
-    "barrier",
-    "reset",
-    "wait",
-    "nc",
-    "swap",
-    "early",
-    "skip",
-    "off by one",
-    "twice",
-    "whose",
-    "both",
-    "patch",
-)
+OF_TOKENS = "order", "scope", "plain", "barrier", "reset", "wait", "nc"
+OF_STATEMENTS = "swap", "early", "skip", "off by one", "twice", "whose", "both"
 SURVIVES = (
     "survives: either the synchronisation is not needed (say why in epmoe/mutants/harmless.py), or a world "
     "that needs it is missing"
@@ -98,7 +83,7 @@ class Verdicts:
         table.add_column("what was done", style="bold")
         for column in ("mutants", *hows):
             table.add_column(column, justify="right")
-        kinds = [k for k in KINDS if any(kind == k for kind, _ in counts)]
+        kinds = [k for k in (*OF_TOKENS, *OF_STATEMENTS, "patch") if any(kind == k for kind, _ in counts)]
         for kind in kinds:
             of = [counts[kind, how] for how in hows]
             table.add_row(kind, str(sum(of)), *(str(n) if n else "" for n in of))

@@ -18,15 +18,12 @@ class SmallWorld:
 class PageWorld(SmallWorld):
     """A world of the kernels of pairs (ExpertParallel).
 
-    sizes: of its EPConfig. tokens: for each round, the tokens of each rank. launch: further options of LaunchConfig.
-    tuning: changed tuning numbers of the fast kernels.
+    sizes: of its EPConfig. tokens: for each round, the tokens of each rank.
     """
 
     sizes: dict
     tokens: tuple
     fused: bool = field(default=False, kw_only=True)
-    launch: dict = field(default_factory=dict, kw_only=True)
-    tuning: dict = field(default_factory=dict, kw_only=True)
 
     @property
     def cfg(self):
@@ -38,14 +35,15 @@ class PageWorld(SmallWorld):
 class World(PageWorld):
     """One world of direct kernel calls (world_run.py), all rounds in flight at once.
 
-    unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range and repeated ones
-    in device memory. elsewhere: no token goes to its own rank. absent: ranks that launch nothing, so that the others'
-    waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of `finished` is
-    overwritten on rank 0, so that rank 1 never gets its signal (expired.py). slow: ranks that are far slower than the
-    others. from_expert: a rank's experts below it get nothing. without_signals: a fused combine uses none, as in an
-    ExpertParallel.
+    tuning: changed tuning numbers of the fast kernels. without_signals: a fused combine uses none, as in an
+    ExpertParallel. unreduced: combine without router weights. swiglu: its kernel runs too. bad_ids: ids out of range
+    and repeated ones in device memory. elsewhere: no token goes to its own rank. absent: ranks that launch nothing, so
+    that the others' waits must expire. stuck: before this half of the first round ("dispatch", "combine") a word of
+    `finished` is overwritten on rank 0, so that rank 1 never gets its signal (expired.py). slow: ranks that are far
+    slower than the others. from_expert: a rank's experts below it get nothing.
     """
 
+    tuning: dict = field(default_factory=dict)
     without_signals: bool = False
     unreduced: bool = False
     swiglu: bool = False
@@ -64,10 +62,9 @@ class World(PageWorld):
 
 @dataclass(frozen=True, eq=False)
 class PlainWorld(World):
-    """One world of the plain kernels (plain_run.py). scaled: with an input scale. weights: "array" or "function";
-    epilogue: "", "value" or "stores". combine_dtype of its sizes is bf16. input_type: of the tokens."""
+    """One world of the plain kernels (plain_run.py). weights: "array" or "function"; epilogue: "", "value" or "stores".
+    combine_dtype of its sizes is bf16. input_type: of the tokens."""
 
-    scaled: bool = False
     weights: str = "array"
     epilogue: str = ""
     input_type: str = "bf16"
@@ -134,7 +131,7 @@ class PublicWorld(PageWorld):
     """One world of ExpertParallel (public_run.py), with options that other worlds leave at their defaults.
 
     weights: "array", "function" or "none". epilogue: with one. edges: tokens for which number formats differ. scaled:
-    with an input scale. to_one: every token goes only to the last expert.
+    with an input scale. to_one: every token goes only to the last expert. trace: with stamps.
     """
 
     fused: bool = field(default=True, kw_only=True)
@@ -143,6 +140,7 @@ class PublicWorld(PageWorld):
     edges: bool = False
     scaled: bool = False
     to_one: bool = False
+    trace: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ class WorldRun:
             self.machine.network.connect(self.heaps[-1], buffer.nbytes)
 
     def _calls(self):
-        launch = LaunchConfig(*self.world.shape, **self.world.launch)
+        launch = LaunchConfig(*self.world.shape)
         weights = dict(router_weights=None if self.world.unreduced else "array")
         self.returned_to = lamport.recv_buf_name(self.cfg, self.world.without_signals, weights["router_weights"])
         ways = dict(without_signals=True) if self.world.without_signals else {}
@@ -222,8 +222,7 @@ class WorldRun:
 
     def may_send_few(self, rank, round):
         """Whether a rank's dispatch may use few_tokens.py, which needs neither `reserved` nor send_buf."""
-        launch = LaunchConfig(*self.world.shape, **self.world.launch)
-        most = few_tokens.most(self.cfg, launch, Tuning(**self.world.tuning))
+        most = few_tokens.most(self.cfg, LaunchConfig(*self.world.shape), Tuning(**self.world.tuning))
         return self.world.tokens[round][rank] <= most
 
     def counters(self, rank, name):

@@ -3,7 +3,7 @@
 import pytest
 
 from epmoe.mutants import hunt, thresholds
-from epmoe.mutants.thresholds import ABOVE, AT, BELOW, CHOOSES, COMPARES
+from epmoe.mutants.thresholds import ABOVE, AT, BELOW, LOOK
 from epmoe.mutants.worlds import WORLDS
 
 SOURCE = """
@@ -51,7 +51,7 @@ def test_sides_are_those_of_the_quantity():
         class tuning:
             few_tokens = 2
 
-    names = {"MOST_PARTS": 8, COMPARES: look, CHOOSES: look}
+    names = {"MOST_PARTS": 8, LOOK: look}
     exec(thresholds.marked("f.py", SOURCE)[0], names)
     f = names["make"](shape)
     assert [f(8, 1), f(8, 9), f(9, 7)] == [4, False, True]
