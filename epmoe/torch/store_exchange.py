@@ -9,8 +9,7 @@ import weakref
 
 import torch.distributed as dist
 
-from epmoe.device.forks import belongs_here
-from epmoe.worlds.exchange import RESET, heard
+from epmoe.worlds.exchange import RESET, Gathering
 from epmoe.worlds.plain_data import decode, encode
 from epmoe_ref.errors import PeerTimeout
 
@@ -27,15 +26,13 @@ def store_of(group):
     return dist.PrefixStore(f"epmoe/{number}", of_group)
 
 
-class StoreExchange:
-    """Collects a value from every rank."""
+class StoreExchange(Gathering):
+    """Collects a value from every rank. Keys hold the number of resets, so that older exchanges are ignored."""
 
     def __init__(self, store, rank, size):
-        self.rank, self.size, self._store = rank, size, store
+        super().__init__(rank, size)
+        self._store = store
         self._number = {}  # channel -> exchanges of it so far
-        self._begun = {}  # channel -> {rank: value} of an unfinished exchange, which the next gather() continues
-        self._n_resets = 0  # part of keys, so that exchanges from before a reset are ignored
-        belongs_here(self)
 
     def gather(self, channel, value, timeout):
         """[value of each rank]; collective. Raises a PeerTimeout that names the ranks that did not arrive in time."""
@@ -48,10 +45,7 @@ class StoreExchange:
             values, deadline = self._begun[channel], time.monotonic() + timeout
             while not self._look(channel, values):
                 if time.monotonic() > deadline:
-                    missing = ", ".join(str(p) for p in range(self.size) if p not in values)
-                    raise PeerTimeout(
-                        f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
-                    )
+                    raise self._late(channel, values, timeout)
                 time.sleep(NAP_S)
             self._leave(channel, deadline)
         except RuntimeError as error:  # torch's, if the process that serves the store has ended
@@ -64,8 +58,6 @@ class StoreExchange:
             self._begun.clear()
             self._number.clear()
         return [values[rank] for rank in range(self.size)]
-
-    hear = heard
 
     def _key(self, channel, what):
         return f"{self._n_resets}/{channel}/{self._number[channel]}/{what}"

@@ -31,27 +31,38 @@ NAP_S = 0.0005
 YIELDS = 50
 
 
-def heard(exchange, channel, value, timeout):
-    """{rank: value} of this rank and of those that arrive in time. A rank that does not arrive is no error.
+class Gathering:
+    """An exchange by any means. A subclass has gather()."""
 
-    exchange: an Exchange, or an object of another class that has gather().
-    """
-    try:
-        return dict(enumerate(exchange.gather(channel, value, timeout)))
-    except PeerTimeout:
-        return dict(exchange._begun.get(channel, {exchange.rank: value}))
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+        self._begun = {}  # channel -> {rank: value} of an unfinished exchange, which the next gather() continues
+        self._n_resets = 0  # older messages are discarded
+        belongs_here(self)
+
+    def hear(self, channel, value, timeout):
+        """{rank: value} of this rank and of those that arrive in time. A rank that does not arrive is no error."""
+        try:
+            return dict(enumerate(self.gather(channel, value, timeout)))
+        except PeerTimeout:
+            return dict(self._begun.get(channel, {self.rank: value}))
+
+    def _late(self, channel, values, timeout):
+        """The PeerTimeout that names the ranks that have not arrived."""
+        missing = ", ".join(str(p) for p in range(self.size) if p not in values)
+        return PeerTimeout(
+            f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
+        )
 
 
-class Exchange:
+class Exchange(Gathering):
     """Values of all ranks of an MPI communicator. mpi: mpi4py.MPI."""
 
     def __init__(self, comm, mpi):
-        self.comm, self.rank, self.size, self._mpi = comm, comm.Get_rank(), comm.Get_size(), mpi
-        self._begun = {}  # channel -> {rank: value} of an unfinished exchange; the next one continues it
+        super().__init__(comm.Get_rank(), comm.Get_size())
+        self.comm, self._mpi = comm, mpi
         self._early = {}  # channel -> {rank: value} of those that came() saw
-        self._n_resets = 0  # older messages are discarded
         self._sends = []  # [(request, message)]
-        belongs_here(self)
 
     def gather(self, channel, value, timeout):
         """[the value of each rank]; collective. Raises PeerTimeout, naming the ranks that did not arrive in time."""
@@ -71,10 +82,7 @@ class Exchange:
             if len(values) == self.size:
                 break
             if time.monotonic() > deadline:
-                missing = ", ".join(str(p) for p in range(self.size) if p not in values)
-                raise PeerTimeout(
-                    f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
-                )
+                raise self._late(channel, values, timeout)
             looks += 1
             time.sleep(0 if looks < YIELDS else NAP_S)
         del self._begun[channel]
@@ -84,8 +92,6 @@ class Exchange:
             self._early.clear()
         self._deliver(deadline)
         return [values[rank] for rank in range(self.size)]
-
-    hear = heard
 
     def came(self, channel):
         """{rank: value} of the peers that have already begun the next exchange. Does not wait."""
