@@ -5,7 +5,7 @@ import ctypes
 from cuda.bindings import driver as cu
 
 from epmoe.device.gpu_driver import check
-from epmoe.worlds.symmetric import free_unused
+from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.errors import EPError, UnavailableError
 
 HANDLE_BYTES = 64
@@ -30,26 +30,23 @@ def gpu_uuid(ordinal):
     return bytes(check(cu.cuDeviceGetUuid(ordinal)).bytes)
 
 
-class IpcMemory:
-    """This rank's allocation as a Buffer, and the peers' allocations mapped here. See SymmetricMemory."""
+class IpcMemory(SymmetricMemory):
+    """This rank's allocation as a Buffer, and the peers' allocations mapped here."""
 
     def __init__(self, world, nbytes, name, regions, timeout):
         machine, rank = world.machine, world.rank
         self._world = world
         buffer = machine.alloc(-(-nbytes // GRANULE) * GRANULE, name, rank, regions=regions)
-        self.buffers = {rank: buffer}
         handle = ctypes.string_at(check(cu.cuIpcGetMemHandle(buffer.address)).getPtr(), HANDLE_BYTES)
         handles = world.exchange.gather("allocation", handle, timeout)
         machine.activate()
-        self.addresses = [
+        addresses = [
             buffer.address if peer == rank else _opened(handle, rank, peer) for peer, handle in enumerate(handles)
         ]
+        super().__init__({rank: buffer}, addresses)
 
     def free(self, together, timeout, heaps=None):
-        """Unmap the peers' memory, and free its own when all peers have unmapped it. After an error it stays.
-
-        heaps: as for SymmetricMemory.
-        """
+        """Unmap the peers' memory, and free its own when all peers have unmapped it. After an error it stays."""
         world = self._world
         world.machine.activate()
         for peer, address in enumerate(self.addresses):
@@ -59,7 +56,7 @@ class IpcMemory:
             _abandoned.append(self.buffers)
             return
         world.barrier("unmapping", timeout)
-        free_unused(self.buffers, heaps)
+        super().free(together, timeout, heaps)
 
 
 def _opened(handle, rank, peer):

@@ -10,15 +10,15 @@ import tempfile
 import numpy as np
 
 from epmoe.device.sim.window import WindowBuffer, add_window, remove_window
-from epmoe.worlds.symmetric import free_unused
+from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.errors import UnavailableError
 
 NAMELESS = sys.platform == "linux"
 PATH = re.compile(r"/proc/\d+/fd/\d+" if NAMELESS else re.escape(tempfile.gettempdir()) + "/epmoe-[^/]+")
 
 
-class MappedMemory:
-    """This rank's part as a Buffer, and all ranks' addresses in this process; see SymmetricMemory.
+class MappedMemory(SymmetricMemory):
+    """This rank's part as a Buffer, and all ranks' addresses in this process.
 
     On Linux the files are nameless and not in /dev/shm, so none is left behind and /dev/shm's size does not limit them.
     Peers open them through /proc, which the system allows only to processes of the same user. A peer checks the file's
@@ -27,7 +27,7 @@ class MappedMemory:
     """
 
     def __init__(self, world, nbytes, name, regions, timeout):
-        self._world, rank, nbytes = world, world.rank, max(1, nbytes)
+        rank, nbytes = world.rank, max(1, nbytes)
         file, path = _new_file()
         try:
             os.truncate(file, nbytes)
@@ -38,15 +38,15 @@ class MappedMemory:
             os.close(file)
             if not NAMELESS:
                 os.unlink(path)
-        self.addresses = [one.ctypes.data for one in maps]
-        self.buffers = {rank: WindowBuffer(world.machine, maps[rank], name, rank, regions)}
+        own = WindowBuffer(world.machine, maps[rank], name, rank, regions)
+        super().__init__({rank: own}, [one.ctypes.data for one in maps])
         self._spans = [add_window(one, name, peer, regions) for peer, one in enumerate(maps) if peer != rank]
 
     def free(self, together, timeout, heaps=None):
-        """Kernels must not use peers' memory any more. heaps: as for SymmetricMemory."""
+        """Kernels must not use peers' memory any more."""
         for span in self._spans:
             remove_window(span)
-        free_unused(self.buffers, heaps)
+        super().free(together, timeout, heaps)
 
 
 def _new_file():

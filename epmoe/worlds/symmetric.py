@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SymmetricMemory:
     """One allocation a rank.
 
@@ -19,13 +19,8 @@ class SymmetricMemory:
 
         heaps: {rank: MemoryPool} of ranks with results in their buffer. It stays until the last of them is dropped.
         """
-        free_unused(self.buffers, heaps)
-
-
-def free_unused(buffers, heaps):
-    """Free each rank's buffer, {rank: Buffer}, when the last result in its pool, {rank: MemoryPool}, is dropped."""
-    for rank, buffer in buffers.items():
-        if heaps and rank in heaps:
-            heaps[rank].when_unused(buffer.free)
-        else:
-            buffer.free()
+        for rank, buffer in self.buffers.items():
+            if heaps and rank in heaps:
+                heaps[rank].when_unused(buffer.free)
+            else:
+                buffer.free()
