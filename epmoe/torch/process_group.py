@@ -15,7 +15,6 @@ from epmoe.worlds.mpi import MPIWorld
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 _worlds = weakref.WeakKeyDictionary()  # process group -> ProcessGroupWorld
-_IDENTITY = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 class ProcessGroupWorld(MPIWorld):
@@ -86,9 +85,8 @@ def _checked(group):
 
 def _host():
     """An identity that differs between hosts, and between containers that do not share a network."""
-    boot_id, network = _IDENTITY
     try:
-        with open(boot_id) as file:
-            return file.read().strip(), os.readlink(network)
+        with open("/proc/sys/kernel/random/boot_id") as boot_id:
+            return boot_id.read().strip(), os.readlink("/proc/self/ns/net")
     except OSError:
         return socket.gethostname(), ""

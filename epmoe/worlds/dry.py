@@ -72,10 +72,6 @@ class DryMachine:
         self.n_sms = self.all_sms = n_sms
         self.kernels, self._end = {}, FIRST_ADDRESS
 
-    def describe(self):
-        """One line about the machine."""
-        return f"nothing, {self.n_sms} multiprocessors"
-
     def alloc(self, nbytes, name, rank=0, *, regions=None):
         """A DryBuffer with its own addresses."""
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from epmoe import device
 from epmoe.worlds.cuda_stream import handle_of
-from epmoe.worlds.simulation import checked
+from epmoe.worlds.simulation import checked, is_whole
 from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
@@ -24,7 +24,7 @@ class LocalWorld:
     shmem = device.SIM  # NVSHMEM has one rank a process
 
     def __init__(self, n_ranks, *, stream=None, **simulation):
-        if isinstance(n_ranks, bool) or not isinstance(n_ranks, int) or n_ranks < 1:
+        if not is_whole(n_ranks) or n_ranks < 1:
             raise EPValueError(f"n_ranks={n_ranks!r} must be a whole number, at least 1")
         if n_ranks > MAX_EXPERTS:
             raise EPValueError(

@@ -7,6 +7,7 @@ memory, and each runs the simulator, with a simulated network, for its own rank.
 
 from epmoe import device
 from epmoe.worlds.mpi import MPIWorld
+from epmoe.worlds.simulation import is_whole
 from epmoe_ref.config import MAX_GPUS_PER_NODE
 from epmoe_ref.errors import EPValueError, UnavailableError
 
@@ -43,7 +44,7 @@ class ShmemWorld(MPIWorld):
         size = self.p2p_world_size
         if size is None:
             size = self.p2p_world_size = largest_world(hosts)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1 or self.n_ranks % size:
+        if not is_whole(size) or size < 1 or self.n_ranks % size:
             raise EPValueError(f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks")
         broken = split_world(hosts, size)
         if broken is not None:

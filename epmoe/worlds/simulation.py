@@ -16,11 +16,11 @@ def checked(world, own, options):
             f"{', '.join(own)}, and the simulator's: {', '.join(OPTIONS)}"
         )
     seed = options.get("seed")
-    if seed is not None and not _is_whole(seed):
+    if seed is not None and not is_whole(seed):
         raise EPValueError(f"seed={seed!r} must be a whole number, or None for a round-robin schedule")
     for name in ("n_sms", "resident_limit"):
         value = options.get(name)
-        if value is not None and (not _is_whole(value) or value < 1):
+        if value is not None and (not is_whole(value) or value < 1):
             raise EPValueError(f"{name}={value!r} must be a whole number, at least 1, or None for the simulator's own")
     for name in SWITCHES:
         if getattr(options.get(name), "shape", ()) or options.get(name) not in (None, True, False):
@@ -28,5 +28,6 @@ def checked(world, own, options):
     return options
 
 
-def _is_whole(value):
+def is_whole(value):
+    """Whether this is an int, and no truth value."""
     return isinstance(value, int) and not isinstance(value, bool)
