@@ -60,8 +60,7 @@ class FusedDispatchOnDevice(WorldFunction):
         All tensors are on x's device, with room for the worst case. Rows after the first N hold nothing, and their
         gradients are not read. FP8 pairs carry no gradient.
         """
-        plain = FusedDispatchOnDevice.plain
-        return _recorded(ctx, plain, x, token_indices, token_probs, num_experts, group)
+        return _recorded(ctx, FusedDispatchOnDevice.plain, x, token_indices, token_probs, num_experts, group)
 
     @staticmethod
     @once
@@ -135,8 +134,7 @@ def fused_dispatch(
     (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
     call = FusedDispatch.apply if is_recorded(x, token_probs) else FusedDispatch.plain
-    given = x, token_indices, token_probs
-    return call(*given, num_experts, group, async_finish, allocate_on_comm_stream)
+    return call(x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream)
 
 
 def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
@@ -146,8 +144,7 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     them before and after your experts, or the experts' gradients are wrong (docs/torch.md has the lines).
     Arguments, gradients and errors as in fused_dispatch; tokens_per_expert stays on the device. A graph can capture it.
     """
-    function = FusedDispatchOnDevice
-    call = function.apply if is_recorded(x, token_probs) else function.plain
+    call = FusedDispatchOnDevice.apply if is_recorded(x, token_probs) else FusedDispatchOnDevice.plain
     return call(x, token_indices, token_probs, num_experts, group)
 
 

@@ -39,8 +39,7 @@ class HybridEPDispatch(WorldFunction):
         group = world_of(group)
         if hybrid_ep_buffer(group).fp8_dispatch:
             refuse_gradients("fp8_dispatch=True", x, probs)
-        num_sms = num_sms_dispatch_api, num_sms_combine_api
-        options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+        options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
         made = HybridEPDispatch.plain(x, routing_map, probs, group, *options)
         remember(ctx, made, probs, made[3])
         return made

@@ -6,6 +6,8 @@ backward does the same with gradients.
 """
 
 import functools
+from dataclasses import dataclass
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -52,9 +54,9 @@ class WorldFunction(torch.autograd.Function):
         else:
             above = WorldFunction if _has_transforms() else torch.autograd.Function
             return super(above, cls).apply(*arguments)
-        call = _Call(cls, shape_of(arguments))
-        results = call.results_of(_OverRanks.apply(call, *leaves_of(arguments)))
-        return results if call.several else results[0]
+        call = _Call(cls, _form_of(arguments))
+        results = _OverRanks.apply(call, *leaves_of(arguments))
+        return _filled(call.results, iter(results))
 
     @classmethod
     @torch.compiler.disable  # torch.compile cannot trace this; it compiles the code before and after
@@ -62,74 +64,51 @@ class WorldFunction(torch.autograd.Function):
         return cls.apply(*arguments)
 
 
+@dataclass
 class _Call:
-    """One flattened call: the Function, the shape of its arguments, and, after forward, the shape of its results.
+    """One flattened call: the Function, and the forms of its arguments and, after forward, of its results."""
 
-    several: forward returns a tuple, and backward gets a gradient for each result in it.
-    """
-
-    def __init__(self, function, arguments):
-        self.function, self.arguments = function, arguments
-
-    def leaves(self, made):
-        """The leaves of forward's results, in order; remembers the results' shape."""
-        self.several = isinstance(made, tuple)
-        made = made if self.several else (made,)
-        self._results = shape_of(made)
-        return tuple(leaves_of(made))
-
-    def results_of(self, leaves):
-        """Leaves (results or their gradients) put back into lists."""
-        return self._results.filled(leaves)
+    function: type
+    arguments: tuple
+    results: object = None
 
 
 class _OverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, *leaves):
         ctx.call = call
-        return call.leaves(call.function.forward(ctx, *call.arguments.filled(leaves)))
+        made = call.function.forward(ctx, *_filled(call.arguments, iter(leaves)))
+        call.results = _form_of(made)
+        return tuple(leaves_of(made))
 
     @staticmethod
     @once
     def backward(ctx, *gradients):
         call = ctx.call
-        of_arguments = call.function.backward(ctx, *call.results_of(gradients))
-        return None, *call.arguments.spread(of_arguments)
+        of_results = _filled(call.results, iter(gradients))
+        if not isinstance(of_results, tuple):  # forward returns one result
+            of_results = (of_results,)
+        return None, *_spread(call.arguments, call.function.backward(ctx, *of_results))
 
 
-class _Leaf:
-    """The place of one value in a shape."""
-
-    def filled(self, values):
-        return next(values)
-
-    def spread(self, value):
-        yield value
+def _form_of(value):
+    """The structure of nested lists and tuples, with None for their values."""
+    return _filled(value, repeat(None))
 
 
-class _Branch:
-    """A list or tuple of places in a shape."""
-
-    def __init__(self, kind, parts):
-        self.kind, self.parts = kind, parts
-
-    def filled(self, values):
-        """Put values, in order, into lists and tuples of this shape."""
-        values = iter(values)
-        return self.kind(part.filled(values) for part in self.parts)
-
-    def spread(self, value):
-        """The leaves of a value of this shape; None where the value is None or too short."""
-        given = [] if value is None else list(value)
-        for part, one in zip(self.parts, given + [None] * (len(self.parts) - len(given))):
-            yield from part.spread(one)
+def _filled(form, values):
+    """The iterator's values, in order, in lists and tuples of this form."""
+    if isinstance(form, (list, tuple)):
+        return type(form)(_filled(part, values) for part in form)
+    return next(values)
 
 
-def shape_of(value):
-    """The structure of nested lists and tuples, without their values."""
-    if isinstance(value, (list, tuple)):
-        return _Branch(type(value), [shape_of(one) for one in value])
-    return _Leaf()
+def _spread(form, value):
+    """The leaves of a value of this form; None where the value is None or too short."""
+    if not isinstance(form, (list, tuple)):
+        return [value]
+    given = [] if value is None else value
+    return [leaf for part, one in zip(form, chain(given, repeat(None))) for leaf in _spread(part, one)]
 
 
 def leaves_of(value):
