@@ -107,7 +107,7 @@ def soak(args, cfg, world, say):
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)
     look_every = args.look_every or LOOK_EVERY
     done, begin = 0, time.perf_counter()
-    kernels, compiled, processes = compile_all(cfg, world, **options) or (0, 0, 0)
+    kernels, compiled, processes = compile_all(cfg, world, **options)
     ready = time.perf_counter() - begin
     if kernels:
         say(_ready(kernels, compiled, processes, ready))

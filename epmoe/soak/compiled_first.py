@@ -19,10 +19,10 @@ def compile_all(cfg, world, **options):
     """Compile the kernels of Soak(cfg, world, **options) that the disk cache lacks, and load all; collective.
 
     options: fused, seed, poison, kernels. Returns (kernels, how many of them other processes compiled, by how many) on
-    the host of rank 0; None in the simulator, which compiles nothing.
+    the host of rank 0; zeros in the simulator, which compiles nothing.
     """
     if device.SIM:
-        return None
+        return 0, 0, 0
     run = as_words(cfg, **options)
     counts = compiling.ahead(
         world,
