@@ -205,15 +205,10 @@ def test_command_writes_what_was_done(tmp_path, capsys):
     sizes = "--ranks 2 --experts 4 --top-k 2 --hidden 16 --tokens 3".split()
     argv = "soak --rounds 3 --look-every 2 --split --json".split()
     assert main([*argv, str(file), *sizes]) == 0
-    assert "PASS  3 rounds, 0 errors" in capsys.readouterr().out
-    record = json.loads(file.read_text())
-    assert record["rounds"] == 3 and record["errors"] == 0
+    said, record = capsys.readouterr().out, json.loads(file.read_text())
+    assert "PASS  3 rounds, 0 errors" in said and "kernels ready" not in said  # the simulator compiles none
+    assert record["rounds"] == 3 and record["errors"] == record["kernels"] == 0
     assert record["versions"]["numpy"] and record["date"]
-
-
-def test_command_stops_after_its_seconds():
-    sizes = "--ranks 1 --experts 2 --top-k 1 --hidden 8 --tokens 2".split()
-    assert main(["soak", "--seconds", "0.1", "--look-every", "1", *sizes]) == 0
 
 
 @pytest.mark.gpu

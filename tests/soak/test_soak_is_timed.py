@@ -41,12 +41,6 @@ def test_the_time_limit_and_the_rate_are_of_rounds_alone(tmp_path, capsys, monke
     assert (record["kernels"], record["kernels_compiled"], record["kernels_ready_seconds"]) == (7, 6, 100)
 
 
-def test_the_simulator_says_nothing_of_kernels(tmp_path, capsys):
-    file = tmp_path / "soak.json"
-    assert main(["soak", "--rounds", "1", "--json", str(file), *SIZES]) == 0
-    assert "kernels ready" not in capsys.readouterr().out and json.loads(file.read_text())["kernels"] == 0
-
-
 def test_kernels_are_compiled_without_a_gpu(tmp_path):
     run = compiled_first.as_words(CFG, fused=True, seed=0, poison=False)
     env = os.environ | {
