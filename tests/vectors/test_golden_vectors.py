@@ -1,6 +1,5 @@
 """The vectors are the same bytes everywhere, obey the laws, and can be read without Python."""
 
-import argparse
 import hashlib
 import json
 import re
@@ -14,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from epmoe.__main__ import main
 from epmoe.check import random_bits
 from epmoe.vectors import command, experts, files, fused_a2a
-from epmoe_ref.errors import EPValueError
 
 C_SOURCE = Path(__file__).with_name("read_vector.c")
 FORMATS = {"bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"}
@@ -107,29 +106,31 @@ def test_a_bf16_row_is_the_token_that_src_info_names(folder):
     assert n_rows == sum(int((arrays[f"topk_ids.rank{rank}"] >= 0).sum()) for rank in range(n_ranks))
 
 
-def test_a_c_program_reads_and_checks_a_vector(folder, tmp_path):
-    compiler = shutil.which("cc")
+@pytest.fixture(scope="module")
+def read_vector(tmp_path_factory):
+    """Runs the C program, built with sanitizers, on a vector."""
+    compiler, program = shutil.which("cc"), tmp_path_factory.mktemp("program") / "read_vector"
     assert compiler, "no C compiler: install one (apt-get install gcc)"
-    program = tmp_path / "read_vector"
-    subprocess.run([compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, C_SOURCE], check=True)
+    flags = "-std=c99 -Wall -Wextra -Werror -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -o"
+    subprocess.run([compiler, *flags.split(), program, C_SOURCE], check=True)
+    return lambda at: subprocess.run([program, at], capture_output=True, text=True)
+
+
+def test_a_c_program_reads_and_checks_a_vector(folder, read_vector, tmp_path):
     assert len(C_SOURCE.read_text().splitlines()) <= 100
     name = "dispatch_combine_slots_without_an_expert"
-
-    def run(at):
-        return subprocess.run([program, at], capture_output=True, text=True)
-
-    good = run(folder / name)
+    good = read_vector(folder / name)
     assert (good.returncode, good.stdout) == (0, "ok: 40 arrays, 53 rows of dispatch\n"), good.stderr
     # CRC-32 only
-    assert run(folder / "dispatch_combine_nvfp4").stdout == "ok: 48 arrays, 0 rows of dispatch\n"
+    assert read_vector(folder / "dispatch_combine_nvfp4").stdout == "ok: 48 arrays, 0 rows of dispatch\n"
     for suffix in (".json", ".bin"):
         shutil.copy(folder / (name + suffix), tmp_path)
     damaged = bytearray((tmp_path / f"{name}.bin").read_bytes())
     damaged[100] ^= 1
     (tmp_path / f"{name}.bin").write_bytes(damaged)
-    bad = run(tmp_path / name)
+    bad = read_vector(tmp_path / name)
     assert bad.returncode == 1 and "CRC-32" in bad.stderr
-    missing = run(tmp_path / "nothing")
+    missing = read_vector(tmp_path / "nothing")
     assert missing.returncode == 1 and "usage" in missing.stderr
 
 
@@ -164,21 +165,7 @@ def changed_arrays(blob, text, rng):
     return blob, text.replace(f'"crc32": {entry["crc32"]}', f'"crc32": {crc}')
 
 
-def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path, tonight):
-    program = tmp_path / "read_vector"
-    subprocess.run(
-        [
-            shutil.which("cc"),
-            "-std=c99",
-            "-g",
-            "-fsanitize=address,undefined",
-            "-fno-sanitize-recover=all",
-            "-o",
-            program,
-            C_SOURCE,
-        ],
-        check=True,
-    )
+def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, read_vector, tmp_path, tonight):
     source = folder / "dispatch_combine_slots_without_an_expert"
     rng, refused = np.random.default_rng(0), 0
     text, blob = source.with_suffix(".json").read_text(), source.with_suffix(".bin").read_bytes()
@@ -187,21 +174,13 @@ def test_the_c_program_trusts_nothing_in_a_manifest_or_an_array(folder, tmp_path
         changed = (blob, changed_manifest(text, rng)) if i % 2 else changed_arrays(blob, text, rng)
         (tmp_path / "odd.bin").write_bytes(changed[0])
         (tmp_path / "odd.json").write_text(changed[1])
-        done = subprocess.run([program, tmp_path / "odd"], capture_output=True, text=True)
+        done = read_vector(tmp_path / "odd")
         refused += done.returncode == 1
         assert done.returncode in (0, 1) and "Sanitizer" not in done.stderr and "runtime error" not in done.stderr, (
             done.stderr[:2000]
         )
         assert done.returncode == 0 or done.stderr.startswith("read_vector: ")
     assert refused > tries * 2 // 3
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
-    (tmp_path / "mine.py").touch()
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    with pytest.raises(EPValueError, match="mine.py is a file: give a folder"):
-        command.run(parser.parse_args([str(tmp_path / "mine.py")]))
 
 
 def test_random_words_are_splitmix64():
@@ -234,26 +213,26 @@ def test_only_the_chosen_vectors_are_computed(tmp_path, monkeypatch):
 
 
 def test_the_command_says_when_files_are_not_this_versions(tmp_path, capsys, monkeypatch):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    arguments = parser.parse_args([str(tmp_path), "--only", "overflow_by_padding"])
-    assert command.run(arguments) == 0 and len(list(tmp_path.iterdir())) == 3
+    argv = ["vectors", str(tmp_path), "--only", "overflow_by_padding"]
+    assert main(argv) == 0 and len(list(tmp_path.iterdir())) == 3
     assert "hashes equal this version's" in capsys.readouterr().out
     other = tmp_path / "SHA256SUMS"
     other.write_bytes(command.SUMS.read_bytes().replace(b"a", b"b"))
     monkeypatch.setattr(command, "SUMS", other)
-    assert command.run(arguments) == 1
+    assert main(argv) == 1
     assert "hashes differ" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "words, said",
-    [(["--only", "zzz"], "no vector's name contains 'zzz'"), (["--only", "nvfp4", "--update"], "leave --only out")],
+    [
+        (["new", "--only", "zzz"], "no vector's name contains 'zzz'"),
+        (["new", "--only", "nvfp4", "--update"], "leave --only out"),
+        (["mine.py"], "mine.py is a file: give a folder"),
+    ],
 )
-def test_the_command_refuses_to_do_nothing_or_to_forget_hashes(tmp_path, words, said):
-    before = command.SUMS.read_bytes()
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    with pytest.raises(EPValueError) as refused:
-        command.run(parser.parse_args([str(tmp_path / "new"), *words]))
-    assert said in str(refused.value) and command.SUMS.read_bytes() == before
+def test_the_command_refuses_to_do_nothing_to_forget_hashes_or_to_replace_a_file(tmp_path, capsys, words, said):
+    before, (name, *options) = command.SUMS.read_bytes(), words
+    (tmp_path / "mine.py").touch()
+    assert main(["vectors", str(tmp_path / name), *options]) == 2
+    assert said in capsys.readouterr().err and command.SUMS.read_bytes() == before
