@@ -2,11 +2,10 @@
 
 import pytest
 
-import epmoe_ref
-from epmoe import EPConfig, ExpertParallel, LocalWorld, routing
-from epmoe.check import compare_combined, compare_dispatched
+from epmoe import EPConfig, LocalWorld, routing
 from epmoe.device import lane_id, shmem, store_u32, syncwarp
 from epmoe.kernels.pairs import combine, dispatch, peers
+from epmoe.verify.checked_rounds import Case, rounds_of
 from epmoe_ref.errors import RaceError
 
 CFG = EPConfig(2, 4, 2, 64, 3, p2p_world_size=1, use_shmem=True)
@@ -29,26 +28,12 @@ def without(monkeypatch):
 
 def outcome(seed, racecheck, fused):
     """ "race", "different" or "equal"."""
+    case, world = Case(CFG, fused=fused, kernels="fast"), LocalWorld(2, seed=seed, racecheck=racecheck)
+    routed = [routing.make(CFG, [1, number]) for number in range(2)]
     try:
-        with ExpertParallel(CFG, LocalWorld(2, seed=seed, racecheck=racecheck), fused=fused, kernels="fast") as ep:
-            for number in range(2):
-                if round_differs(ep, routing.make(CFG, [1, number])):
-                    return "different"
+        return "different" if any(r.differences for r in rounds_of(case, world, routed)) else "equal"
     except RaceError:
         return "race"
-    return "equal"
-
-
-def round_differs(ep, routed):
-    """One round in which the two split kernels of a call are launched together, so that the host orders nothing."""
-    want = epmoe_ref.dispatch(CFG, routed.x, routed.topk_ids)
-    got = ep.dispatch(routed.x, routed.topk_ids)
-    exact = [d.trimmed().numpy() for d in got]
-    if any(compare_dispatched(CFG, rank, exact[rank], want[rank]) for rank in range(2)):
-        return True
-    expected = epmoe_ref.combine(CFG, [d.output_tokens for d in want], want, router_weights=routed.topk_weights)
-    out = ep.combine([d.output_tokens for d in exact], got, routed.topk_weights)
-    return any(compare_combined(CFG, rank, out[rank], expected[rank]) for rank in range(2))
 
 
 def nothing(*args):
