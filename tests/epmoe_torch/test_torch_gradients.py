@@ -42,36 +42,24 @@ def rows_world(sizes):
 
 
 def test_dispatch_has_the_references_gradients(sizes):
-    rng, group, x, ids, probs = rows_world(sizes)
-    recv_x, recv_ids, recv_probs, _, handle = fused_dispatch(x, ids, probs, sizes[1], group)
-    grad_x = seeded(integers(rng, [r.shape for r in recv_x]), recv_x)
-    grad_probs = [
-        g * (i >= 0) for g, i in zip(seeded(integers(rng, [r.shape for r in recv_probs]), recv_probs), recv_ids)
-    ]
-    torch.autograd.backward([*recv_x, *recv_probs], [*grad_x, *grad_probs])
-    wanted = reference.dispatch_backward(reference_rows(x, ids, probs, sizes[1])[1], array(grad_x), array(grad_probs))
-    assert_same([t.grad for t in x], wanted[0], "gradient of x")
-    assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
-
-
-def test_without_a_wait_of_the_host_the_rows_that_hold_tokens_have_the_same_gradients(sizes):
-    """What rows behind them hold is not read: their gradients are NaN."""
-    rng, group, x, ids, probs = rows_world(sizes)
-    recv_x, recv_ids, recv_probs, per_expert, _ = fused_dispatch_on_device(x, ids, probs, sizes[1], group)
-    made, known = reference_rows(x, ids, probs, sizes[1])
-    for results, wanted in zip((recv_x, recv_ids, recv_probs), made):
-        assert_same([r[: len(w)] for r, w in zip(results, wanted)], wanted, "the rows that hold tokens")
-    assert_same([n.cpu() for n in per_expert], made[3], "tokens per expert")
-    grads = [[np.full(r.shape, np.nan, np.float32) for r in results] for results in (recv_x, recv_probs)]
-    for of_kind, shapes in zip(grads, ((w.shape for w in made[0]), (w.shape for w in made[2]))):
-        for grad, some in zip(of_kind, integers(rng, shapes)):
-            grad[: len(some)] = some
-    grads = [seeded(of_kind, results) for of_kind, results in zip(grads, (recv_x, recv_probs))]
-    torch.autograd.backward([*recv_x, *recv_probs], [*grads[0], *grads[1]])
-    cut = [[g[: len(w)] for g, w in zip(array(of_kind), made[0])] for of_kind in grads]
-    wanted = reference.dispatch_backward(known, *cut)
-    assert_same([t.grad for t in x], wanted[0], "gradient of x")
-    assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
+    """Without a wait of the host there are rows behind those that hold tokens. Their gradients, NaN, are not read."""
+    for dispatch in fused_dispatch, fused_dispatch_on_device:
+        rng, group, x, ids, probs = rows_world(sizes)
+        recv_x, recv_ids, recv_probs, per_expert, _ = dispatch(x, ids, probs, sizes[1], group)
+        made, known = reference_rows(x, ids, probs, sizes[1])
+        for results, wanted in zip((recv_x, recv_ids, recv_probs), made):
+            assert_same([r[: len(w)] for r, w in zip(results, wanted)], wanted, "the rows that hold tokens")
+        assert_same([n.cpu() for n in per_expert], made[3], "tokens per expert")
+        grads = [[np.full(r.shape, np.nan, np.float32) for r in results] for results in (recv_x, recv_probs)]
+        for of_kind, shapes in zip(grads, ((w.shape for w in made[0]), (w.shape for w in made[2]))):
+            for grad, some in zip(of_kind, integers(rng, shapes)):
+                grad[: len(some)] = some
+        grads = [seeded(of_kind, results) for of_kind, results in zip(grads, (recv_x, recv_probs))]
+        torch.autograd.backward([*recv_x, *recv_probs], [*grads[0], *grads[1]])
+        cut = [[g[: len(w)] for g, w in zip(array(of_kind), made[0])] for of_kind in grads]
+        wanted = reference.dispatch_backward(known, *cut)
+        assert_same([t.grad for t in x], wanted[0], "gradient of x")
+        assert_same([t.grad for t in probs], wanted[1], "gradient of probs")
 
 
 def test_masked_rows_give_experts_the_same_gradients_without_a_wait_of_the_host(sizes):

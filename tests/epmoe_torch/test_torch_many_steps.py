@@ -113,6 +113,7 @@ def test_memory_stays_flat_and_what_is_kept_stays(group, draw, steps):
     assert used(group)[1] == 0 and not heaps_in_use(group)
 
 
+@pytest.mark.by_day
 @pytest.mark.parametrize("way", WAYS_TO_KEEP[1:], ids=["detach", "data", "part", "view"])
 @pytest.mark.parametrize("which", range(3), ids=["rows", "ids", "probs"])
 def test_memory_stays_lent_while_anything_of_one_result_is_kept(group, draw, which, way):

@@ -86,8 +86,15 @@ def over_processes(program, n_ranks, *arguments, limit):
         assert job.status == 0 and wanted in job.output, job.output
 
 
-def test_megatrons_calls_need_no_world_and_no_mpi():
-    over_processes("process_group_program.py", 2, 8, limit=100)
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    "program", ["process_group_program.py", pytest.param("megatron_program.py", marks=needs_megatron)]
+)
+@pytest.mark.parametrize(
+    "n_ranks, hidden", [(2, 8), pytest.param(torch.cuda.device_count(), 1024, marks=pytest.mark.gpu)]
+)
+def test_megatrons_calls_and_its_own_dispatcher_need_no_world_and_no_mpi(program, n_ranks, hidden):
+    over_processes(program, n_ranks, hidden, limit=180)
 
 
 @pytest.mark.timeout(200)
@@ -97,24 +104,6 @@ def test_the_program_of_the_page_runs(n_ranks, tmp_path):
     file = tmp_path / "layer.py"
     file.write_text(program + SHOWN_IS_RIGHT + "dist.destroy_process_group()\n")
     over_processes(file, n_ranks, limit=180)  # on a GPU it compiles
-
-
-@needs_megatron
-def test_megatrons_own_dispatcher_needs_nothing_but_the_import():
-    over_processes("megatron_program.py", 2, 8, limit=100)
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(200)
-def test_megatrons_calls_need_no_world_and_no_mpi_on_gpus():
-    over_processes("process_group_program.py", torch.cuda.device_count(), 1024, limit=180)
-
-
-@needs_megatron
-@pytest.mark.gpu
-@pytest.mark.timeout(200)
-def test_megatrons_own_dispatcher_needs_nothing_but_the_import_on_gpus():
-    over_processes("megatron_program.py", torch.cuda.device_count(), 1024, limit=180)
 
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):

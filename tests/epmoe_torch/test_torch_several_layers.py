@@ -81,7 +81,8 @@ def assert_equal(model, given, outputs, wanted):
     assert all(map(torch.equal, model.gradients(), wanted[2]))
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 1, 2), (2, 1, 0)], ids=str)
 def test_gradients_of_microbatches_add_up_in_whatever_order_they_come(group, draw, model, order):
     """Every forward comes before the first backward, as in a pipeline: nine handles are alive."""
     given = batches(draw, 3)
