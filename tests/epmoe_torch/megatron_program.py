@@ -14,7 +14,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.moe import token_dispatcher
 from megatron.core.transformer.transformer_config import TransformerConfig
 from phases import device_of, say
-from ranks_program import LOCAL, TOP_K, megatron_calls
+from process_group_program import LOCAL, TOP_K, megatron_calls, num_tokens
 from rows_kernels import compile_ahead
 
 import epmoe.torch
@@ -88,13 +88,13 @@ def main(hidden):
     own = [dist.new_group([r]) for r in range(n_ranks)][rank]
     groups.ep = groups.tp_ep = group
     groups.tp = groups.expt_tp = own
-    compile_ahead(world_of(group), hidden, LOCAL, TOP_K, 2 * LOCAL * n_ranks)
+    compile_ahead(world_of(group), hidden, LOCAL, TOP_K, num_tokens(group))
     say(rank, "compiled")
     for backend, configured in BACKENDS.items():
         for options in configured:
             dispatcher = dispatcher_of(groups, hidden, backend, options)
             for shared in (False, True):
-                megatron_calls(group, rank, dispatcher, where, hidden, through=through, shared=shared)
+                megatron_calls(group, dispatcher, where, hidden, through=through, shared=shared)
             say(rank, f"{backend} {options}")
     dist.destroy_process_group()
     print(f"rank {rank} of {n_ranks}: as wanted", flush=True)
