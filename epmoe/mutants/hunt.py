@@ -50,7 +50,6 @@ class Verdict:
 
     @property
     def killed(self):
-        """Whether a run noticed it."""
         return self.how not in ("survives", "unused")
 
 

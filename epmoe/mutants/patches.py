@@ -32,7 +32,6 @@ class Edit:
 
     @property
     def change(self):
-        """Its name."""
         return self.key
 
     @cached_property

@@ -63,7 +63,6 @@ class PlainRun(WorldRun):
         )
 
     def call(self, rank, name, *arguments, **options):
-        """Launch a kernel of a rank."""
         grid, block = self.world.shape
         self.calls[name][grid, block, self.streams[rank]](
             *arguments, status=self.at(rank, "status"), timeout=TIMEOUT, **options

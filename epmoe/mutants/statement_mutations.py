@@ -46,7 +46,6 @@ class StatementMutation:
 
     @property
     def change(self):
-        """The change, in words."""
         return self.what
 
     @property
@@ -119,12 +118,10 @@ def touches_memory(node):
 
 
 def assigned(node):
-    """Names that a statement assigns."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def used(node):
-    """Names that a node uses."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 

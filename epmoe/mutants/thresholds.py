@@ -60,7 +60,6 @@ class _Marker(ast.NodeTransformer):
         return node
 
     def visit_Compare(self, node):
-        """A comparison of two numbers."""
         kinds = [type(op) for op in node.ops]
         operands = [node.left, *node.comparators]
         if len(kinds) != 1 or kinds[0] not in OPERATORS:
@@ -68,7 +67,6 @@ class _Marker(ast.NodeTransformer):
         return self._marked(node, kinds[0].__name__, operands)
 
     def visit_Call(self, node):
-        """min or max of two numbers."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in ("min", "max") or len(node.args) != 2:
             return self.generic_visit(node)

@@ -58,7 +58,6 @@ class Token:
 
     @property
     def place(self):
-        """file:line."""
         return f"{self.file}:{self.line}"
 
 

@@ -53,7 +53,6 @@ class Verdicts:
         self.all = []
 
     def add(self, v):
-        """Add a Verdict and print it."""
         self.all.append(v)
         if self.every or not v.killed or v.mutant.key in HARMLESS:
             self._line(v)

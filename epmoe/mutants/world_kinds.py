@@ -27,7 +27,6 @@ class PageWorld(SmallWorld):
 
     @property
     def cfg(self):
-        """The EPConfig."""
         return EPConfig(**self.sizes)
 
 
@@ -117,12 +116,10 @@ class RowsWorld(SmallWorld):
 
     @property
     def n_ranks(self):
-        """Number of ranks."""
         return len(self.tokens)
 
     @property
     def n_experts(self):
-        """Number of experts, over all ranks."""
         return self.local * self.n_ranks
 
 

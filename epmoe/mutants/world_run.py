@@ -108,7 +108,6 @@ class WorldRun:
         return buffer.address
 
     def at(self, rank, name):
-        """Address of a region."""
         return self.regions[rank][name].address
 
     def peers(self, rank, name):

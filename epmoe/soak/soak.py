@@ -74,7 +74,6 @@ class Soak:
             self.machine.synchronize()
 
     def combine(self, number, d):
-        """Combine of the round."""
         return self.ep.combine(self._each("y"), d, self._each("weights", number), out=self._each("combined", number))
 
     def check_combine(self, number):
@@ -87,7 +86,6 @@ class Soak:
         return [r.found() for r in self.ranks]
 
     def close(self, *, collective=True):
-        """Free everything."""
         self.ep.close(collective=collective)
         for r in self.ranks:
             r.free()

@@ -19,7 +19,6 @@ class FusedDispatch(WorldFunction):
 
     @staticmethod
     def plain(x, token_indices, token_probs, num_experts, group, async_finish=False, allocate_on_comm_stream=False):
-        """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         given, group = (x, token_indices, token_probs), world_of(group)
@@ -49,7 +48,6 @@ class FusedDispatchOnDevice(WorldFunction):
 
     @staticmethod
     def plain(x, token_indices, token_probs, num_experts, group):
-        """The results of forward, without gradients."""
         given, group = (x, token_indices, token_probs), world_of(group)
         return fused.dispatch(buffer_of(group), given, num_experts, group, TENSORS, True)
 
@@ -99,7 +97,6 @@ class FusedCombine(WorldFunction):
 
     @staticmethod
     def plain(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
-        """The results of forward, without gradients."""
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
         buffer = buffer_for_combine(handle, world_of(group))

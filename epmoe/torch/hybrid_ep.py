@@ -14,7 +14,6 @@ class HybridEPDispatch(WorldFunction):
 
     @staticmethod
     def plain(x, routing_map, probs, group, *options):
-        """The results of forward, without gradients."""
         given, group = (x, routing_map, probs), world_of(group)
         return hybrid_ep.dispatch(hybrid_ep_buffer(group), given, group, TENSORS, *options)
 
@@ -59,7 +58,6 @@ class HybridEPCombine(WorldFunction):
 
     @staticmethod
     def plain(x, handle, *options):
-        """The results of forward, without gradients."""
         return hybrid_ep.combine(buffer_of_handle(handle), (x,), TENSORS, handle, *options)
 
     @staticmethod

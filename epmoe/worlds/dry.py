@@ -25,7 +25,6 @@ class DryBuffer:
     write = fill = free = _nothing
 
     def read(self, dtype, shape, offset=0):
-        """Zeros."""
         return np.zeros(shape, dtype)
 
     array = read  # in the simulator
@@ -73,7 +72,6 @@ class DryMachine:
         self.kernels, self._end = {}, FIRST_ADDRESS
 
     def alloc(self, nbytes, name, rank=0, *, regions=None):
-        """A DryBuffer with its own addresses."""
         address, self._end = self._end, self._end + (int(nbytes) + 511) // 256 * 256
         return DryBuffer(self, address, nbytes, name, rank)
 
@@ -116,19 +114,15 @@ class DryWorld:
         self._stream = DryStream(self.machine)
 
     def size(self):
-        """n_ranks."""
         return self.n_ranks
 
     def allocate(self, nbytes, name, regions, timeout):
-        """DryMemory."""
         return DryMemory(self.machine.alloc(nbytes, name), self.n_ranks)
 
     def tell(self, value, timeout):
-        """[value for every rank]: all have this one."""
         return [value] * self.n_ranks
 
     def stream_of(self, rank, fused=False):
-        """The stream."""
         return self._stream
 
     def share(self, launch):
@@ -136,5 +130,4 @@ class DryWorld:
         return launch
 
     def launching(self, fused):
-        """Launches need nothing around them."""
         return contextlib.nullcontext()
