@@ -33,7 +33,7 @@ class LocalWorld:
         self.n_ranks, self.ranks = n_ranks, range(n_ranks)
         self.machine = device.machine(n_ranks, **checked(self, ("stream",), simulation))
         if device.SIM:
-            self._streams = {rank: self.machine.stream(rank) for rank in self.ranks}
+            self._streams = self._fused_streams = {rank: self.machine.stream(rank) for rank in self.ranks}
             return
         # Split kernels of all ranks run one after another on the caller's stream, so none waits for one that cannot
         # start. Fused kernels need a stream each to run at the same time.
@@ -78,7 +78,7 @@ class LocalWorld:
 
     def stream_of(self, rank, fused=False):
         """The stream that orders a rank's work, or on a GPU the one of its fused kernels."""
-        return (self._fused_streams if fused and not device.SIM else self._streams)[rank]
+        return (self._fused_streams if fused else self._streams)[rank]
 
     def share(self, launch):
         """The LaunchConfig of one rank's fused kernel. All ranks' grids must be resident on the one GPU together."""
