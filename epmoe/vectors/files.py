@@ -7,6 +7,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401     (names its types for np.dtype)
 import numpy as np
 
 ALIGNMENT = 64
@@ -17,18 +18,17 @@ _PLAIN = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e8m0fnu": "|u1", "f
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a vector. `side` is "input", "output" or "expert" (the experts' results, the input of combine). rank
-    is None for arrays of the world."""
+    """One array of a rank. `side` is "input", "output" or "expert" (the experts' results, the input of combine)."""
 
     name: str
     side: str
-    rank: int | None
+    rank: int
     values: np.ndarray
 
     @property
     def key(self):
-        """Its name in the file, including the rank if it belongs to one."""
-        return self.name if self.rank is None else f"{self.name}.rank{self.rank}"
+        """Its name in the file, including the rank."""
+        return f"{self.name}.rank{self.rank}"
 
     @property
     def plain(self):
@@ -58,7 +58,7 @@ def write(folder, name, about, arrays):
         data = array.plain.tobytes()
         entry = dict(
             name=array.name,
-            rank=-1 if array.rank is None else array.rank,
+            rank=array.rank,
             side=array.side,
             dtype=array.values.dtype.name,
             shape=list(array.values.shape),
@@ -103,17 +103,11 @@ def _npy(values):
 
 def read(folder, name):
     """(manifest, {key: array}) of a vector, from its manifest and binary. dtypes are as they were written."""
-    import ml_dtypes
-
     manifest = json.loads((Path(folder) / f"{name}.json").read_text("ascii"))
     blob = (Path(folder) / manifest["file"]).read_bytes()
     arrays = {}
     for entry in manifest["arrays"]:
-        dtype = np.dtype(getattr(ml_dtypes, entry["dtype"], None) or entry["dtype"])
         data = blob[entry["offset"] : entry["offset"] + entry["nbytes"]]
-        key = Array(entry["name"], entry["side"], None if entry["rank"] < 0 else entry["rank"], None).key
-        arrays[key] = np.frombuffer(
-            data,
-            dtype.newbyteorder("<") if dtype.kind in "iuf" and dtype.itemsize > 1 and dtype.isbuiltin == 1 else dtype,
-        ).reshape(entry["shape"])
+        values = np.frombuffer(data, np.dtype(entry["dtype"])).reshape(entry["shape"])
+        arrays[Array(entry["name"], entry["side"], entry["rank"], values).key] = values
     return manifest, arrays
