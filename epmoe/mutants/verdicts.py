@@ -68,10 +68,6 @@ class Verdicts:
             markup=False,
         )
 
-    def unexpected(self):
-        """judge() of all verdicts, in source order."""
-        return judge(sorted(self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)))
-
     def table(self):
         """Print how many mutants were noticed, by kind of edit and of report."""
         from rich.table import Table
@@ -93,7 +89,7 @@ class Verdicts:
 
     def end(self, undecided, seeds, seconds):
         """Print the table, the unexpected verdicts, and undecided mutants. Returns the number of unexpected ones."""
-        unexpected = self.unexpected()
+        unexpected = judge(sorted(self.all, key=lambda v: (v.mutant.token.file, v.mutant.token.start, v.mutant.key)))
         if self.all:
             self.table()
         for v, what in unexpected:

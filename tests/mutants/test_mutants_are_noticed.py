@@ -15,7 +15,6 @@ from epmoe.mutants.harmless import HARMLESS
 from epmoe.mutants.pieces import Hunt
 from epmoe.mutants.statement_mutations import statement_mutations_of
 from epmoe.mutants.verdicts import judge
-from epmoe.mutants.world_kinds import SmallWorld
 from epmoe.mutants.world_run import WorldRun
 from epmoe.mutants.worlds import WORLDS
 from epmoe_ref.errors import EPValueError
@@ -37,12 +36,6 @@ def content():
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def others(mutant, names):
-    """Names of the other worlds that can run the mutant's file."""
-    kind = next((kind for folder, kind in hunt.OWN_WORLDS.items() if mutant.token.file.startswith(folder)), SmallWorld)
-    return [name for name, world in WORLDS.items() if name not in names and isinstance(world, kind)]
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_a_sample_is_noticed_and_harmless_ones_are_not():
@@ -60,9 +53,11 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         harmless = chance.sample([m for m in run if m.key in HARMLESS], HARMLESS_SAMPLE)
         statements = [s for s in hunt.statements_in_files() if s.key not in HARMLESS and coverage.worlds(s)]
         sample += chance.sample(statements, STATEMENTS)
-        runs = [
-            [(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others(m, first))] for m in sample
-        ] + [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
+        runs = []
+        for m in sample:
+            others = [name for name in hunt.worlds_of([m.token.file], WORLDS) if name not in first]
+            runs.append([(name, seed) for seed in range(SEEDS) for name in (*coverage.worlds(m), *others)])
+        runs += [[(name, 0) for name in coverage.worlds(m)] for m in harmless]
         hunted = Hunt([*sample, *harmless], runs)
         verdicts = list(hunted.verdicts(workers, jobs))
     assert [f"{v.mutant.key}: {what}" for v, what in judge(verdicts)] == []

@@ -84,21 +84,23 @@ def change(name, index, value):
     return spoil
 
 
-def swap_tokens(soak):
-    """Two rows of one segment keep their payloads and swap their src_info."""
-    info, counts = soak.ranks[0].array("src_info"), soak.ranks[0].array("recv_count").ravel()
+def two_rows(soak):
+    """(src_info, the first of two rows of one segment)."""
+    counts = soak.ranks[0].array("recv_count").ravel()
     segment = int(np.argmax(counts))
     assert counts[segment] >= 2
-    row = int(counts[:segment].sum())
+    return soak.ranks[0].array("src_info"), int(counts[:segment].sum())
+
+
+def swap_tokens(soak):
+    """Two rows of one segment keep their payloads and swap their src_info."""
+    info, row = two_rows(soak)
     info[[row, row + 1]] = info[[row + 1, row]]
 
 
 def repeat_row(soak):
     """One row of a segment comes twice, instead of its neighbour."""
-    info, x = soak.ranks[0].array("src_info"), soak.ranks[0].array("output_tokens")
-    counts = soak.ranks[0].array("recv_count").ravel()
-    segment = int(np.argmax(counts))
-    row = int(counts[:segment].sum())
+    (info, row), x = two_rows(soak), soak.ranks[0].array("output_tokens")
     info[row + 1], x[row + 1] = info[row], x[row]
 
 
