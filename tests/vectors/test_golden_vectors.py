@@ -86,26 +86,6 @@ def test_every_format_option_and_corner_is_covered(manifests, folder):
     assert overflow == {0, 1}
 
 
-def test_a_bf16_row_is_the_token_that_src_info_names(folder):
-    manifest, arrays = files.read(folder, "dispatch_combine_slots_without_an_expert")
-    n_ranks, n_experts = manifest["config"]["n_ranks"], manifest["config"]["n_experts"]
-    n_rows = 0
-    for rank in range(n_ranks):
-        row = 0
-        for local_expert, counts in enumerate(arrays[f"recv_count.rank{rank}"]):
-            for src_rank, count in enumerate(counts):
-                for _ in range(count):
-                    token, slot = arrays[f"src_info.rank{rank}"][row]
-                    expert = rank * (n_experts // n_ranks) + local_expert
-                    assert arrays[f"topk_ids.rank{src_rank}"][token, slot] == expert
-                    received = arrays[f"output_tokens.rank{rank}"][row]
-                    assert (received == arrays[f"input_tokens.rank{src_rank}"][token]).all()
-                    row += 1
-        assert arrays[f"row_offsets.rank{rank}"][-1] == row
-        n_rows += row
-    assert n_rows == sum(int((arrays[f"topk_ids.rank{rank}"] >= 0).sum()) for rank in range(n_ranks))
-
-
 @pytest.fixture(scope="module")
 def read_vector(tmp_path_factory):
     """Runs the C program, built with sanitizers, on a vector."""
