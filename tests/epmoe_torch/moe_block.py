@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch
 
-BF16 = torch.bfloat16
+BF16, TOP_K = torch.bfloat16, 2
 
 
 @dataclass
@@ -23,16 +23,15 @@ class Layer:
     up: torch.Tensor
     down: torch.Tensor
     kind: str
-    top_k: int = 2
 
     @property
     def parameters(self):
         return [self.router, self.up, self.down]
 
 
-def layers_of(kinds, hidden, width, n_experts, device, seed=0):
+def layers_of(kinds, hidden, width, n_experts, device):
     """New layers, alike on all ranks."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(0)
 
     def parameter(*shape):
         return (torch.randn(shape, generator=draw) * shape[-2] ** -0.5).to(device).requires_grad_()
@@ -47,7 +46,7 @@ def layers_of(kinds, hidden, width, n_experts, device, seed=0):
 
 def routed(layer, x):
     """probs float32 [T, K] and ids [T, K] of the experts that a token goes to."""
-    return (x.float() @ layer.router).softmax(-1).topk(layer.top_k)
+    return (x.float() @ layer.router).softmax(-1).topk(TOP_K)
 
 
 def dense_routing(ids, probs, n_experts):
@@ -164,9 +163,9 @@ def train(layers, forward, batches, lr, gather=lambda layer: None):
     return losses
 
 
-def batches_of(steps, num_tokens, hidden, device, seed=1):
+def batches_of(steps, num_tokens, hidden, device):
     """The same few tokens [T, H] of each rank and their targets, again and again."""
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(1)
     xs = [torch.randn(n, hidden, generator=draw).to(device, BF16) for n in num_tokens]
     targets = [torch.randn(n, hidden, generator=draw).to(device) for n in num_tokens]
     return [(xs, targets)] * steps

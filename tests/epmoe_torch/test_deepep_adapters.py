@@ -99,13 +99,6 @@ class Buffer:
         return sums.bfloat16(), None, None
 
 
-class OneRank(WholeWorld):
-    """The ranks of a world of one process with one rank."""
-
-    def __init__(self):
-        super().__init__(1)
-
-
 @pytest.fixture
 def on_the_cpu(monkeypatch, tmp_path):
     """torch as it is with a GPU, without one; deep_ep is the stand-in."""
@@ -123,6 +116,6 @@ def on_the_cpu(monkeypatch, tmp_path):
 @pytest.mark.parametrize("only", ["uneven", "slots without an expert"])
 @pytest.mark.parametrize("adapter", [deepep.Rows, deepep.LowLatency])
 def test_what_an_adapter_makes_of_deepeps_results_is_right(adapter, only, on_the_cpu):
-    report = check(adapter, n_ranks=1, ranks=OneRank(), only=only)
+    report = check(adapter, n_ranks=1, ranks=WholeWorld(1), only=only)
     assert report.passed and report.run, str(report)
     assert not any(buffer.alive for buffer in Buffer.made) and len(Buffer.made) == RUNS * len(report.run)

@@ -3,13 +3,13 @@
 import sys
 
 import torch
-from moe_block import batches_of, layers_of, parallel, together, train
+from moe_block import TOP_K, batches_of, layers_of, parallel, together, train
 from phases import device_of, end, say
 from rows_kernels import compile_ahead
 
 from epmoe import MPIWorld
 
-LOCAL, TOP_K = 2, 2
+LOCAL = 2
 LR = 0.096  # by tokens and elements, over which the loss is a sum
 
 
