@@ -87,19 +87,18 @@ def add_arguments(parser):
     parser.add_argument("--write", action="store_true", help="with --faults: write README.md of epmoe/mutants")
 
 
-def run(args, console=None):
+def run(args):
     """Run the mutants. Exit status: 0 if exactly the harmless ones survive, 1 if not, 2 if they cannot be run.
 
     After Ctrl-C it prints the verdicts so far and returns 130.
     """
+    from rich.console import Console
+
     from epmoe import device
     from epmoe.mutants import hunt
     from epmoe.mutants.verdicts import Verdicts
 
-    if console is None:
-        from rich.console import Console
-
-        console = Console(highlight=False, soft_wrap=True)  # no line breaks inside file:line
+    console = Console(highlight=False, soft_wrap=True)  # no line breaks inside file:line
     refuse_what_would_be_ignored(args)
     args.random = RANDOM_WORLDS if args.random is None else args.random
     if not device.SIM:

@@ -91,10 +91,9 @@ def test_a_folder_is_hunted_alone_in_its_own_worlds():
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_removed_synchronisations_and_statements_in_one_hunt(capsys):
-    console = Console(file=io.StringIO(), soft_wrap=True)
     args = arguments("--only", "plain/peers.py", "--statements", "also", "--jobs", "2", "--list")
-    assert command.run(args, console) == 0
-    shown = console.file.getvalue()
+    assert command.run(args) == 0
+    shown = capsys.readouterr().out
     assert "order: st_release_sys_u64 -> st_relaxed_sys_u64" in shown and "swap: " in shown
     assert "0 not as expected: 100 %;" in shown
 
