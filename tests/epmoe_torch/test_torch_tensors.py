@@ -1,10 +1,8 @@
 """Tensors go in and come out without a copy, stay alive as long as they are looked at, and the program of docs/torch.md runs."""
 
 import gc
-import os
 import queue
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +18,9 @@ from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
 
-ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(Path(__file__).parents[1] / "host"))
+from commands_shown import ROOT, python
+
 PAGE = ROOT / "docs" / "torch.md"
 
 
@@ -44,14 +44,7 @@ print(torch.kept.tensor.tolist())
 
 
 def test_a_tensor_may_outlive_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT_TO_THE_END],
-        text=True,
-        capture_output=True,
-        timeout=100,
-        env=os.environ | {"EPMOE_DEVICE": "sim"},
-        cwd=ROOT,
-    )
+    done = python("-c", KEPT_TO_THE_END, EPMOE_DEVICE="sim")
     assert (done.returncode, done.stdout) == (0, "[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]\n"), done.stderr
 
 

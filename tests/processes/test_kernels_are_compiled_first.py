@@ -1,7 +1,6 @@
 """`verify --all` over processes: its kernels are listed in advance, each once, and shared out. Needs no GPU."""
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,8 +14,10 @@ from epmoe.host import compiling
 from epmoe.verify import compiled_first
 from epmoe.verify.matrix import cases
 
+sys.path.append(str(Path(__file__).parents[1] / "host"))
+from commands_shown import python
+
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 ALL = list(cases(4, 256))
 
 
@@ -39,9 +40,7 @@ def test_a_piece_is_compiled_once_and_the_longest_come_first():
 
 def compile_part(part, *sample, **environ):
     """How `verify --all --compile PART` ended."""
-    command = [sys.executable, "-m", "epmoe", "verify", "--all", *sample, "--compile", part]
-    env = os.environ | {"EPMOE_DEVICE": "gpu", "PYTHONPATH": str(ROOT)} | environ
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    return python("-m", "epmoe", "verify", "--all", *sample, "--compile", part, EPMOE_DEVICE="gpu", **environ)
 
 
 @pytest.mark.nightly

@@ -1,8 +1,6 @@
 """The clock of a soak starts after the kernels are compiled and loaded."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,9 @@ from epmoe.__main__ import main
 from epmoe.device import kernel_cache
 from epmoe.soak import command, compiled_first
 from epmoe.soak.soak import Soak
+
+sys.path.append(str(Path(__file__).parents[1] / "host"))
+from commands_shown import python
 
 CFG = EPConfig(2, 4, 2, 16, 3)
 SIZES = "--ranks 2 --experts 4 --top-k 2 --hidden 16 --tokens 3".split()
@@ -43,19 +44,8 @@ def test_the_time_limit_and_the_rate_are_of_rounds_alone(tmp_path, capsys, monke
 
 def test_kernels_are_compiled_without_a_gpu(tmp_path):
     run = compiled_first.as_words(CFG, fused=True, seed=0, poison=False)
-    env = os.environ | {
-        "EPMOE_DEVICE": "gpu",
-        "EPMOE_CACHE_DIR": str(tmp_path),
-        "EPMOE_CACHE": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", compiled_first.__name__, run, "9.0", "2/7"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    where = dict(EPMOE_DEVICE="gpu", EPMOE_CACHE_DIR=str(tmp_path), EPMOE_CACHE="1")
+    done = python("-m", compiled_first.__name__, run, "9.0", "2/7", **where)
     assert done.returncode == 0, done.stderr
     ((name, code),) = map(kernel_cache.read, tmp_path.glob("*.cubin"))
     assert "count" in name and code.startswith(b"\x7fELF")
