@@ -157,8 +157,8 @@ class LaterHybridEPManager(HybridEPManager):
         num_blocks_permute=None, num_blocks_unpermute=None, num_sms_preprocessing_api=108
     )
 
-    def __init__(self, group, num_local_experts, num_experts, budget=None, pad_multiple=None):
-        super().__init__(group, num_local_experts, num_experts, None, None, pad_multiple)
+    def __init__(self, group, num_local_experts, num_experts, budget=None):
+        super().__init__(group, num_local_experts, num_experts, None)
         self.budget, self.over_budget = budget, None
 
     def setup_metadata(self, routing_map, probs):

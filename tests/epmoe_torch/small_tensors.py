@@ -41,9 +41,9 @@ def array(tensor):
     return tensor.numpy().copy()
 
 
-def leaves(values, dtype=torch.bfloat16, gradient=True):
+def leaves(values, dtype=torch.bfloat16):
     """NumPy arrays as new tensors on the tests' device that require gradients."""
-    return [torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_(gradient) for v in values]
+    return [torch.from_numpy(np.array(v)).to(DEVICE, dtype).requires_grad_() for v in values]
 
 
 def integers(rng, shapes):

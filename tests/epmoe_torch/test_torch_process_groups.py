@@ -74,10 +74,10 @@ def has_megatron():
 needs_megatron = pytest.mark.skipif(not has_megatron(), reason="needs pip install megatron-core==0.16.1")
 
 
-def over_processes(program, n_ranks, *arguments, limit):
+def over_processes(program, n_ranks, *arguments):
     """Run a program on n_ranks ranks as torchrun does, and look for the line of each."""
     beside = HERE.parent / "fused_a2a", os.environ.get("PYTHONPATH", "")
-    given = dict(limit=limit, beside=beside, TORCHDYNAMO_DISABLE="1")  # else Megatron compiles long
+    given = dict(limit=180, beside=beside, TORCHDYNAMO_DISABLE="1")  # else Megatron compiles long
     if device.SIM:
         given["CUDA_VISIBLE_DEVICES"] = ""
     jobs = as_torchrun(n_ranks, HERE / program, *arguments, **given)
@@ -94,7 +94,7 @@ def over_processes(program, n_ranks, *arguments, limit):
     "n_ranks, hidden", [(2, 8), pytest.param(torch.cuda.device_count(), 1024, marks=pytest.mark.gpu)]
 )
 def test_megatrons_calls_and_its_own_dispatcher_need_no_world_and_no_mpi(program, n_ranks, hidden):
-    over_processes(program, n_ranks, hidden, limit=180)
+    over_processes(program, n_ranks, hidden)
 
 
 @pytest.mark.timeout(200)
@@ -103,7 +103,7 @@ def test_the_program_of_the_page_runs(n_ranks, tmp_path):
     (program,) = re.findall(r"^```py\n(# layer.py\n.*?)(?=^dist.destroy)", PAGE.read_text(), re.M | re.S)
     file = tmp_path / "layer.py"
     file.write_text(program + SHOWN_IS_RIGHT + "dist.destroy_process_group()\n")
-    over_processes(file, n_ranks, limit=180)  # on a GPU it compiles
+    over_processes(file, n_ranks)
 
 
 def test_a_group_becomes_a_world_once_and_its_calls_are_the_worlds(group):

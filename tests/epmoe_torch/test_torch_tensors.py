@@ -24,12 +24,11 @@ from commands_shown import ROOT, python
 PAGE = ROOT / "docs" / "torch.md"
 
 
-def world_of_ones(n=6, hidden=8):
+def world_of_ones():
     """Two ranks whose tokens all go to expert 1 of 2, on rank 1."""
-    like = dict(dtype=torch.bfloat16, device=DEVICE)
-    x = [torch.full((n, hidden), float(rank + 1), **like) for rank in range(2)]
-    ids = [torch.ones(n, 1, dtype=torch.int64, device=DEVICE) for _ in x]
-    probs = [torch.ones(n, 1, device=DEVICE) for _ in x]
+    x = [torch.full((6, 8), rank + 1, dtype=torch.bfloat16, device=DEVICE) for rank in range(2)]
+    ids = [torch.ones(6, 1, dtype=torch.int64, device=DEVICE) for _ in x]
+    probs = [torch.ones(6, 1, device=DEVICE) for _ in x]
     return group_of(2), x, ids, probs
 
 

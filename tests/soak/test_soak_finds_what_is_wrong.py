@@ -50,12 +50,10 @@ def test_experts_do_different_things():
     assert len({of.mask(e) for e in range(256)}) == 256
 
 
-def busy_round(of, rank=0):
+def busy_round(of):
     """A round in which every rank has several tokens and rank 0's first one has an expert at k = 0."""
     return next(
-        n
-        for n in ROUNDS
-        if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4 and of.expert(n, of.token_key(n, rank, 0), 0) >= 0
+        n for n in ROUNDS if min(of.tokens(n, 0), of.tokens(n, 1)) >= 4 and of.expert(n, of.token_key(n, 0, 0), 0) >= 0
     )
 
 
