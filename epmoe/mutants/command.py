@@ -107,13 +107,13 @@ def run(args):
             file=sys.stderr,
         )
         return CANNOT_RUN
+    args.jobs = min(args.jobs, os.cpu_count())  # more would only compete for cores
     if args.thresholds:
         return show_thresholds(args, console)
     if args.faults:
         return write_faults(console) if args.write else show_faults(console)
     if args.only:
         _refuse_no_such_file(args.only)
-    args.jobs = min(args.jobs, os.cpu_count())  # more would only compete for cores
     if args.as_they_are:
         return show_as_they_are(args, console)
     start = time.perf_counter()

@@ -1,7 +1,11 @@
 """Every threshold of the kernels is crossed by some world; a new one without a world is told."""
 
+import os
+
 import pytest
 
+from epmoe.__main__ import main
+from epmoe.command_line import INTERRUPTED
 from epmoe.mutants import hunt, thresholds
 from epmoe.mutants.thresholds import ABOVE, AT, BELOW, LOOK
 from epmoe.mutants.worlds import WORLDS
@@ -96,6 +100,15 @@ def test_a_world_comes_above_the_threshold_that_it_is_made_for():
 def test_what_is_explained_is_a_threshold():
     there = {name for site, one in thresholds.thresholds().items() for name in (site[2], *one.names)}
     assert set(thresholds.EXPLAINED) <= there
+
+
+def test_no_more_processes_than_cores_are_started(monkeypatch):
+    def pool(jobs):
+        assert jobs == os.cpu_count()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hunt, "pool", pool)
+    assert main(["mutants", "--thresholds", "--jobs", "100000"]) == INTERRUPTED
 
 
 @pytest.mark.nightly
