@@ -13,7 +13,7 @@ from pathlib import Path
 
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
 from epmoe.progress import progress
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPValueError, UnavailableError
 
 RANDOM_WORLDS = 40
 # what runs instead of mutants -> the options that it has
@@ -102,11 +102,7 @@ def run(args):
     refuse_what_would_be_ignored(args)
     args.random = RANDOM_WORLDS if args.random is None else args.random
     if not device.SIM:
-        print(
-            "epmoe mutants: races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim",
-            file=sys.stderr,
-        )
-        return CANNOT_RUN
+        raise UnavailableError("races are seen in the simulator only, and a GPU is used: set EPMOE_DEVICE=sim")
     args.jobs = min(args.jobs, os.cpu_count())  # more would only compete for cores
     if args.thresholds:
         return show_thresholds(args, console)
