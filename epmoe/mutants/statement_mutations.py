@@ -26,6 +26,7 @@ PURE = re.compile(
 OF_PARAMETERS = re.compile(r"(u64\(load_u64\()*params\b(?!.*load)")  # read-only for kernels
 RANKS = ("my_rank", "owner", "rank", "source", "peer", "src_rank", "to_rank")
 SIGNALS = {"signal", "put", "complete"}
+WAITS = {"wait_for_counter": 1, "for_blocks": 2, "for_count": 2, "for_flag": 2}  # of modules -> argument waited for
 OFFSETS = {"at", "mailbox"}  # objects whose attributes are addresses of words
 
 
@@ -271,12 +272,9 @@ def _from_atomics(function):
 
 def _wrong_numbers(source, function, statement, names, whole, from_atomics):
     for n in ast.walk(statement):
-        attribute = getattr(getattr(n, "func", None), "attr", "")  # waits.wait_for_counter(...)
-        if attribute == "wait_for_counter":
-            _off_by_one(source, function, n.args[1], statement)
-        # wait.for_count(params, address, wanted, ...)
-        if attribute in ("for_blocks", "for_count", "for_flag"):
-            _off_by_one(source, function, n.args[2], statement)
+        attribute = getattr(getattr(n, "func", None), "attr", "")
+        if attribute in WAITS:
+            _off_by_one(source, function, n.args[WAITS[attribute]], statement)
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
             if n.func.id.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):
                 _off_by_one(source, function, n.args[1], statement)

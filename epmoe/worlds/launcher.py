@@ -12,8 +12,6 @@ SIZES = {
     "PALS_SIZE": "Cray's mpiexec",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
-# Variables that hold this process's number, for launchers that give no size.
-RANKS = {"PMIX_RANK": "a PMIx launcher (srun --mpi=pmix)"}
 REMEDIES = (
     "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with the extra `mpi` "
     "that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or --mpi=pmi2"
@@ -32,10 +30,9 @@ def launched_size():
         size = number(name)
         if size is not None:
             return size, launcher
-    for name, launcher in RANKS.items():
-        rank = number(name)
-        if rank is not None:
-            return rank + 1, launcher  # there may be more
+    rank = number("PMIX_RANK")  # this launcher gives no size
+    if rank is not None:
+        return rank + 1, "a PMIx launcher (srun --mpi=pmix)"  # there may be more
     return None, None
 
 
