@@ -4,14 +4,11 @@ Run it with `epmoe soak`. Tokens, routing and weights are hashes of (seed, round
 compute what any rank sent. The host stores, copies and compares nothing, and a round costs little more than its dispatch
 and combine. The parts:
 
-1. hashing.py   defines the data of a rank in a round: number of tokens, ids, weights, every word of every token
-2. fill.py      writes it, clears counts, poisons results
-3. segments.py  checks row_offsets and recv_count: the rows of each (expert, src_rank) segment
-4. rows.py      checks every row of dispatch: the pair (token, k) belongs there, is there once, and all bytes are right;
-                makes the experts' outputs, an exact function of a row and its expert
-5. encoding.py  for formats that round: encodes and decodes every token again with the format's device functions, and
-                compares all output arrays byte for byte
-6. sums.py      checks every byte of combine
-7. errors.py    counts errors, and keeps the first one
-8. soak.py runs the rounds; compiled_first.py compiles their kernels before the clock starts; command.py is the command
+1. hashing.py defines the data of a rank in a round: number of tokens, ids, weights, every word of every token
+2. fill.py writes it, clears counts, poisons results
+3. dispatch_checks.py checks the segments and every row of dispatch, and makes the experts' outputs
+4. encoding.py checks formats that round: it encodes and decodes every token again
+5. sums.py checks every byte of combine
+6. errors.py counts errors, and keeps the first one
+7. soak.py runs the rounds; compiled_first.py compiles their kernels before the clock starts; command.py is the command
 """

@@ -30,7 +30,8 @@ from epmoe.device import (
 from epmoe.host.memory_pool import arrange
 from epmoe.kernels import formats
 from epmoe.kernels.formats import RowPlace
-from epmoe.soak import arrays, segments
+from epmoe.soak import arrays
+from epmoe.soak.dispatch_checks import finder
 from epmoe.soak.errors import ENCODED, record
 
 THREADS = 256
@@ -95,7 +96,7 @@ def _rows_and_tiles(cfg):
 
 def again_kernel(cfg):
     """Kernel (params, round, my_rank): encodes and decodes every row's token into the soak's own arrays."""
-    block, fmt, segment_of = arrays.parameter_block(cfg), formats.of(cfg), segments.finder(cfg)
+    block, fmt, segment_of = arrays.parameter_block(cfg), formats.of(cfg), finder(cfg)
     p_again = block.offset(arrays.AGAIN)
     p_counts, p_starts = block.offset("counts"), block.offset("starts")
     p_tokens, p_payloads = block.offset("tokens"), block.offset("payloads")

@@ -5,7 +5,7 @@ from functools import lru_cache
 from epmoe import device
 from epmoe.expert_parallel import ExpertParallel
 from epmoe.host.dispatched import ARRAYS, Dispatched
-from epmoe.soak import encoding, fill, hashing, rows, segments, sums
+from epmoe.soak import dispatch_checks, encoding, fill, hashing, sums
 from epmoe.soak.arrays import RankArrays, is_encoded
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -34,9 +34,9 @@ class Soak:
         self.kernels = {
             # whole arrays of encoded rows are compared, so unwritten bytes must be equal
             "fill": fill.fill_kernel(cfg, seed, poison or is_encoded(cfg)),
-            "count": segments.count_kernel(cfg, seed),
-            "segments": segments.segments_kernel(cfg),
-            "rows": rows.rows_kernel(cfg, seed),
+            "count": dispatch_checks.count_kernel(cfg, seed),
+            "segments": dispatch_checks.segments_kernel(cfg),
+            "rows": dispatch_checks.rows_kernel(cfg, seed),
             "sums": sums.sums_kernel(cfg, seed),
         }
         self._encoding = encoding.kernels(cfg) if is_encoded(cfg) else {}
@@ -66,7 +66,7 @@ class Soak:
 
     def check_dispatch(self, number):
         """Compare everything that dispatch returned, and make the experts' outputs."""
-        self._launch("segments", number, blocks=1, threads=segments.WARP)
+        self._launch("segments", number, blocks=1, threads=dispatch_checks.WARP)
         self._launch("rows", number)
         for name in self._encoding:
             self._launch(name, number)
