@@ -1,6 +1,6 @@
 """The kinds of small worlds in which mutants run, and their options."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from epmoe_ref.config import EPConfig
 
@@ -10,8 +10,9 @@ class SmallWorld:
     """Options of every world. shape: blocks, threads. constants: smaller values for constants of the kernel package."""
 
     name: str
-    shape: tuple = field(default=(3, 64), kw_only=True)
-    constants: dict = field(default_factory=dict, kw_only=True)  # {"wait.POLLS_PER_LOOK": 1}
+    _: KW_ONLY
+    shape: tuple = (3, 64)
+    constants: dict = field(default_factory=dict)  # {"wait.POLLS_PER_LOOK": 1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,8 @@ class PageWorld(SmallWorld):
 
     sizes: dict
     tokens: tuple
-    fused: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    fused: bool = False
 
     @property
     def cfg(self):
@@ -131,7 +133,8 @@ class PublicWorld(PageWorld):
     with an input scale. to_one: every token goes only to the last expert. trace: with stamps.
     """
 
-    fused: bool = field(default=True, kw_only=True)
+    _: KW_ONLY
+    fused: bool = True
     weights: str = "array"
     epilogue: bool = False
     edges: bool = False
@@ -144,9 +147,10 @@ class PublicWorld(PageWorld):
 class SwigluWorld(SmallWorld):
     """One world of the SwiGLU kernel (swiglu_run.py). groups: rows of each. limit: of the clamped variant."""
 
+    _: KW_ONLY
     groups: tuple = (4, 0, 5)
     width: int = 40
     fp8: bool = False
     limit: float | None = None
     shared: bool = False
-    shape: tuple = field(default=(2, 64), kw_only=True)
+    shape: tuple = (2, 64)
