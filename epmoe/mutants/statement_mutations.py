@@ -17,7 +17,7 @@ import ast
 import re
 from dataclasses import dataclass
 
-from epmoe.mutants.token_mutations import BARRIERS, STORE, STRONG, SUCCESS, VOTES, Token, _is_constant, spans
+from epmoe.mutants.token_mutations import BARRIERS, STRONG, SUCCESS, VOTES, Token, called, spans, stores_constant
 
 PURE = re.compile(
     r"(i32|u32|u64|f32|min|max|len|range|lane_id|thread_idx|block_idx|block_dim|grid_dim|n_warps|ballot"
@@ -85,7 +85,12 @@ class _Source:
 
 def calls(node):
     """Names that are called in a node, except in functions defined inside it."""
-    return [n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    return [name for n in ast.walk(node) if (name := called(n))]
+
+
+def calls_atomic(node):
+    """Whether a node calls an atomic."""
+    return any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(node))
 
 
 def synchronises(node):
@@ -106,14 +111,9 @@ def synchronises(node):
 def touches_memory(node):
     """Whether a statement may read or write memory that others write."""
     for n in ast.walk(node):
-        if isinstance(n, ast.Subscript):
-            return True
-        if (
-            isinstance(n, ast.Call)
-            and isinstance(n.func, ast.Name)
-            and not PURE.match(n.func.id)
-            and not (n.func.id.startswith("load_") and OF_PARAMETERS.match(ast.unparse(n.args[0])))
-        ):
+        name = called(n)
+        reads_parameters = name.startswith("load_") and OF_PARAMETERS.match(ast.unparse(n.args[0]))
+        if isinstance(n, ast.Subscript) or name and not PURE.match(name) and not reads_parameters:
             return True
     return False
 
@@ -237,19 +237,7 @@ def _may_follow(statement, release):
 
 
 def _skips(source, function, statement, names):
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    is_store = (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and STORE.match(call.func.id)
-        and all(map(_is_constant, call.args[1:]))
-    )
-    if not (
-        is_store
-        or isinstance(statement, ast.Assign)
-        and isinstance(statement.targets[0], ast.Subscript)
-        and _is_constant(statement.value)
-    ):
+    if not stores_constant(statement):
         return
     conditions = [("my_rank & 1 == 0", "on odd ranks")] if "my_rank" in names else []
     conditions.append(("(thread_idx() + block_idx()) & 1 == 0", "by every other thread"))
@@ -263,8 +251,7 @@ def _from_atomics(function):
     return {
         t.id
         for n in ast.walk(function)
-        if isinstance(n, ast.Assign)
-        and any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(n.value))
+        if isinstance(n, ast.Assign) and calls_atomic(n.value)
         for t in n.targets
         if isinstance(t, ast.Name)
     }
@@ -275,23 +262,19 @@ def _wrong_numbers(source, function, statement, names, whole, from_atomics):
         attribute = getattr(getattr(n, "func", None), "attr", "")
         if attribute in WAITS:
             _off_by_one(source, function, n.args[WAITS[attribute]], statement)
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name):
-            if n.func.id.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):
-                _off_by_one(source, function, n.args[1], statement)
-            elif (
-                (m := STRONG.match(n.func.id))
-                and m[1] in ("red_add", "atomic_add")
-                and ast.unparse(n.args[1]) in ("i32(1)", "u64(1)", "1")
-            ):
-                new = source.of(n.args[1]).replace("1)", "2)")
-                source.add("twice", function, source.span(n.args[1]), new, f"{_words(n)} by 2", statement)
+        name = called(n)
+        if name.startswith("wait_for") and len(n.args) > 1 and "status" not in ast.unparse(n.args[1]):
+            _off_by_one(source, function, n.args[1], statement)
+        elif (
+            (m := STRONG.match(name))
+            and m[1] in ("red_add", "atomic_add")
+            and ast.unparse(n.args[1]) in ("i32(1)", "u64(1)", "1")
+        ):
+            new = source.of(n.args[1]).replace("1)", "2)")
+            source.add("twice", function, source.span(n.args[1]), new, f"{_words(n)} by 2", statement)
         if isinstance(n, ast.Compare) and len(n.ops) == 1:
-            strong = [
-                side
-                for side in (n.left, n.comparators[0])
-                if used(side) & from_atomics
-                or any((m := STRONG.match(c)) and m[1].startswith("atomic") for c in calls(side))
-            ]
+            sides = n.left, n.comparators[0]
+            strong = [side for side in sides if used(side) & from_atomics or calls_atomic(side)]
             if len(strong) == 1:
                 _off_by_one(source, function, n.comparators[0] if strong[0] is n.left else n.left, statement)
     if synchronises(statement):
@@ -304,14 +287,12 @@ def _off_by_one(source, function, node, statement):
         source.add("off by one", function, source.span(node), f"(({source.of(node)}) {sign} 1)", what, statement)
 
 
+def _is_offset(node):
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in OFFSETS
+
+
 def _whose(source, function, statement, names, whole):
-    places = sorted(
-        {
-            (n.value.id, n.attr)
-            for n in ast.walk(whole)
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS
-        }
-    )
+    places = sorted({(n.value.id, n.attr) for n in ast.walk(whole) if _is_offset(n)})
     for n in ast.walk(statement):
         others = []
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in RANKS:
@@ -319,7 +300,7 @@ def _whose(source, function, statement, names, whole):
             others = others or ["call.my_rank"] * ("call" in names)
         elif isinstance(n, ast.Attribute) and n.attr == "my_rank":
             others = [name for name in RANKS if name in names][:1]
-        elif isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in OFFSETS:
+        elif _is_offset(n):
             others = [f"{base}.{attr}" for base, attr in places if base == n.value.id and attr != n.attr][:1]
         for other in others:
             what = f"{source.of(n)} -> {other} in {_words(statement)}"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from epmoe.mutants import edited_kernels
 from epmoe.mutants.random_worlds import named
+from epmoe.mutants.token_mutations import called
 
 LOOK = "look__"
 OPERATORS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
@@ -67,7 +68,7 @@ class _Marker(ast.NodeTransformer):
         return self._marked(node, kinds[0].__name__, operands)
 
     def visit_Call(self, node):
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        name = called(node)
         if name not in ("min", "max") or len(node.args) != 2:
             return self.generic_visit(node)
         return self._marked(node, name, node.args)

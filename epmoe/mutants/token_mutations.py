@@ -112,16 +112,15 @@ class _Finder(ast.NodeVisitor):
         pass
 
     def visit_Expr(self, node):
-        call = node.value
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            if BARRIERS.match(call.func.id):
-                self.add("barrier", node, *(["bulk_wait_read()"] if call.func.id == "bulk_wait" else []), "pass")
-            elif STORE.match(call.func.id) and all(map(_is_constant, call.args[1:])):
-                self.add("reset", node, "pass")
+        name = called(node.value)
+        if BARRIERS.match(name):
+            self.add("barrier", node, *(["bulk_wait_read()"] if name == "bulk_wait" else []), "pass")
+        elif stores_constant(node):
+            self.add("reset", node, "pass")
         self.generic_visit(node)
 
     def visit_Assign(self, node):
-        if isinstance(node.targets[0], ast.Subscript) and _is_constant(node.value) and self.functions:
+        if stores_constant(node) and self.functions:
             self.add("reset", node, "pass")
         made = [] if self.functions else [t.id for t in node.targets if isinstance(t, ast.Name)]
         self.functions += made  # a function that a call makes has the name it is given
@@ -140,7 +139,7 @@ class _Finder(ast.NodeVisitor):
         self.add("plain", node, {"ld": "load_", "st": "store_"}.get(op, f"plain_{op}_") + kind)
 
     def visit_Call(self, node):
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        name = called(node)
         # waits.wait_for_flag(...)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SUCCESS:
             name = node.func.attr
@@ -166,9 +165,22 @@ def _orders(op, order):
     return ("relaxed",) if op == "atomic_cas" and order == "acq_rel" else WEAKER[order]
 
 
+def called(node):
+    """The name of the function that a node calls; "" if it calls none by its name."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
+def stores_constant(statement):
+    """Whether a statement stores a constant, by an intrinsic or in an element of an array."""
+    if isinstance(statement, ast.Assign):
+        return isinstance(statement.targets[0], ast.Subscript) and _is_constant(statement.value)
+    call = getattr(statement, "value", None)
+    return STORE.match(called(call)) and all(map(_is_constant, call.args[1:]))
+
+
 def _is_constant(node):
     """A number, a name in capitals, or a cast of one."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CASTS:
+    if called(node) in CASTS:
         return all(map(_is_constant, node.args))
     if isinstance(node, ast.UnaryOp):
         return _is_constant(node.operand)
