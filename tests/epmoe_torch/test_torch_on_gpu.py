@@ -3,17 +3,22 @@
 import inspect
 
 import pytest
+import test_torch_as_users_call as of_users
 import test_torch_gradients as of_gradients
+import test_torch_many_steps as of_steps
+import test_torch_several_layers as of_layers
 import test_torch_tensors as of_tensors
 import test_torch_training as of_training
 import torch
 from small_tensors import DEVICE, array, assert_same, group_of
+from test_torch_several_layers import model
 
 from epmoe import LocalWorld
 from epmoe.torch import fused_combine, fused_dispatch, hybrid_ep_combine, hybrid_ep_dispatch, init_hybrid_ep_buffer
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPStateError
 
+__all__ = ["model"]
 SIMULATED = "test_results_of_the_simulator_are_tensors_over_the_same_memory"
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 LONG = 50_000_000  # cycles: some tens of milliseconds
@@ -46,7 +51,8 @@ def test_laws_of_gradients(law, case, sizes, monkeypatch):
     law(sizes, *[monkeypatch] * wants_it, **case)
 
 
-globals().update({law: vars(of)[law] for of in (of_tensors, of_training) for law in laws(of, SIMULATED)})
+AS_THEY_ARE = of_tensors, of_training, of_users, of_layers, of_steps
+globals().update({law: vars(of)[law] for of in AS_THEY_ARE for law in laws(of, SIMULATED)})
 
 
 def test_real_gradients_are_adjoint_within_their_rounding():
