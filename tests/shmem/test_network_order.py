@@ -82,14 +82,15 @@ def run(prog, seed, racecheck, **options):
             b.free()
 
 
-def values(prog):
+def values(send, threads=32):
     """The results over several seeds, without the race detector."""
+    prog = program(send, threads)
     return {int(v) for seed in SEEDS for v in run(prog, seed, False)}
 
 
-def races(prog):
+def races(send, threads=32):
     """The race reports over several seeds."""
-    found = []
+    prog, found = program(send, threads), []
     for seed in SEEDS:
         try:
             run(prog, seed, True)
@@ -182,41 +183,40 @@ def another_warp_signals(base):
 
 
 def test_what_was_completed_is_seen_behind_the_signal():
-    of_a_warp = (put_quiet_signal, 32), (reuse_after_quiet, 32)
-    for send, threads in (*of_a_warp, (another_warp_signals, 64)):
-        assert values(program(send, threads)) == {7}
-        assert not races(program(send, threads))
+    for send, threads in (put_quiet_signal, 32), (reuse_after_quiet, 32), (another_warp_signals, 64):
+        assert values(send, threads) == {7}
+        assert not races(send, threads)
 
 
 def test_a_signal_may_overtake_puts_that_were_not_completed():
-    assert values(program(put_signal)) == {0, 7}
-    assert all("target[" in text for text in races(program(put_signal)))
-    assert races(program(put_signal))
+    assert values(put_signal) == {0, 7}
+    found = races(put_signal)
+    assert found and all("target[" in text for text in found)
 
 
 def test_a_lane_completes_its_part_of_the_put_only():
-    assert values(program(one_lane_quiets)) == {0, 7}
-    assert any("shmem_quiet in every lane" in text for text in races(program(one_lane_quiets)))
+    assert values(one_lane_quiets) == {0, 7}
+    assert any("shmem_quiet in every lane" in text for text in races(one_lane_quiets))
 
 
 def test_a_put_that_nobody_completes_is_reported():
-    assert "may still be on its way" in "".join(races(program(ended_without_quiet)))
+    assert "may still be on its way" in "".join(races(ended_without_quiet))
 
 
 def test_a_signal_orders_nothing_without_a_fence():
-    assert "the write is relaxed" in races(program(no_fence))[0]
+    assert "the write is relaxed" in races(no_fence)[0]
 
 
 def test_a_fence_orders_what_one_thread_sends_to_one_rank():
     prog = program(put_fence_signal_in_one_thread)
     assert {int(run(prog, seed, False)[0]) for seed in SEEDS} == {7}
-    found = races(prog)
+    found = races(put_fence_signal_in_one_thread)
     assert not found, found[0]
 
 
 def test_the_source_is_read_when_the_put_arrives():
-    assert values(program(reuse_before_quiet)) == {7, 8}
-    found = races(program(reuse_before_quiet))
+    assert values(reuse_before_quiet) == {7, 8}
+    found = races(reuse_before_quiet)
     assert len(found) == len(SEEDS) and all("source[" in text for text in found)
 
 
