@@ -5,7 +5,6 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from epmoe.mutants import hunt, random_worlds
-from epmoe.mutants.random_worlds import is_random
 
 RUNS = 3  # of a piece
 
@@ -90,7 +89,7 @@ def hunt_of_edits(edits, coverage, seeds):
     for edit in edits:
         running, beside = coverage.running(edit), coverage.beside(edit)
         runs.append([(name, 0) for name in running])
-        runs[-1] += [(n, seed) for seed in range(1, seeds) for n in running if not is_random(n)]
+        runs[-1] += [(n, seed) for seed in range(1, seeds) for n in running if not random_worlds.is_random(n)]
         runs[-1] += [(name, number % seeds) for number, name in enumerate(beside)]
     return Hunt(edits, runs)
 

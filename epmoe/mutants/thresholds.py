@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from epmoe.mutants import edited_kernels
+from epmoe.mutants.hunt import run_of
 from epmoe.mutants.random_worlds import named
 from epmoe.mutants.token_mutations import called
 
@@ -138,8 +139,6 @@ def thresholds():
 
 def sides_in(name):
     """(the name, {threshold: sides on which this world is}). The kernels are not edited, and must pass."""
-    from epmoe.mutants.hunt import run_of
-
     seen = {}
 
     def look(site, what, turned, a, b):
