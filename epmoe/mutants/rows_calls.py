@@ -164,7 +164,7 @@ def on_device(world, buffer):
             values, *scales = values_and_scales(buffer.world_has_lists, "x", x)
             arrays = values, ids, probs, *scales
             options = world.n_experts, None, on_device
-            return buffer.call("dispatch", rows.DispatchPlan, rows.ARGUMENTS, arrays, options, None)
+            return buffer.call("dispatch", rows.DispatchPlan, rows.ARGUMENTS, arrays, options, buffer.world)
 
         def dispatch(x, ids, probs):
             return sent(x, ids, probs, False)
@@ -179,7 +179,7 @@ def on_device(world, buffer):
         def forward(x, maps, probs):
             options = (world.local, world.limit, world.pad, world.fp8, world.p2p_world_size, (None, None))
             arrays = (x, maps) if probs is None else (x, maps, probs)
-            return buffer.call("dispatch", hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, None)
+            return buffer.call("dispatch", hybrid.DispatchPlan, hybrid.ARGUMENTS, arrays, options, buffer.world)
 
         module = hybrid
 

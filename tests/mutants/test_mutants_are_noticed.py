@@ -141,6 +141,8 @@ def test_unedited_kernels_pass_with_stale_loads_too(name):
     WorldRun(WORLDS[name], kernels, 1, stale=True).go()
 
 
-@pytest.mark.parametrize("name", ["a row by expert", "rows without signals", "skip_a2a, unreduced fp16"])
+@pytest.mark.parametrize(
+    "name", ["a row by expert", "rows without signals, no room at first", "skip_a2a, unreduced fp16"]
+)
 def test_unedited_kernels_pass_a_world_of_each_kind(name):
     assert hunt.attempt(WORLDS[name], 0, {}) == ("", "")
