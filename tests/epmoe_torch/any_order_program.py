@@ -135,12 +135,16 @@ class Calls:
         if not self.rows:
             return
         route, handle, n_rows = self.shared.choice(self.rows)
+        self._combined(lambda rows: fused_combine(rows, self.world, handle)[0], route, route.ids, n_rows)
+
+    def _combined(self, combine, route, of_tokens, n_rows):
+        """Sums of rows, and their gradients. of_tokens: as long as the batches; n_rows: rows that are given, NaN last."""
         rows, n = self.drawn(2, [(n, self.hidden) for n in route.num_rows]), route.num_rows[self.me]
         room = torch.full((n_rows - n, self.hidden), float("nan"), dtype=BF16, device=self.where)
         given = self.placed(torch.cat([rows[self.me], room]), "rows").detach().requires_grad_()
-        out, _ = fused_combine(given, self.world, handle)
+        out = combine(given)
         self.equal(out, route.returned(rows), "combine")
-        gradients = self.drawn(3, [(len(i), self.hidden) for i in route.ids])
+        gradients = self.drawn(3, [(len(one), self.hidden) for one in of_tokens])
         out.backward(gradients[self.me])
         self.equal(given.grad[:n], route.received(gradients), "gradient of combine")
         self.keep(out.detach(), given.grad[:n])
@@ -197,14 +201,7 @@ class Calls:
         if not self.by_expert:
             return
         route, handle = self.shared.choice(self.by_expert)
-        rows = self.drawn(2, [(n, self.hidden) for n in route.num_rows])
-        given = self.placed(rows[self.me], "rows").detach().requires_grad_()
-        out = hybrid_ep_combine(given, handle)
-        self.equal(out, route.returned(rows), "combine by expert")
-        gradients = self.drawn(3, [(len(m), self.hidden) for m in route.maps])
-        out.backward(gradients[self.me])
-        self.equal(given.grad, route.received(gradients), "gradient of combine by expert")
-        self.keep(out.detach(), given.grad)
+        self._combined(lambda rows: hybrid_ep_combine(rows, handle), route, route.maps, route.num_rows[self.me])
 
     def train_by_expert(self):
         route = self._experts_route(has_budget=False)
