@@ -14,14 +14,13 @@ VALUES = {
     "resident_limit": 1,
     "expire_waits": True,
     "stop_at_first_race": False,
+    "recorder": Recorder(),
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_is_the_machines(name):
-    value = Recorder() if name == "recorder" else VALUES[name]
-    machine = LocalWorld(2, **{name: value}).machine
-    assert getattr(machine, name) == value
+def test_every_option_is_the_machines():
+    machine = LocalWorld(2, **VALUES).machine
+    assert {name: getattr(machine, name) for name in OPTIONS} == VALUES
 
 
 @pytest.mark.parametrize(
