@@ -8,26 +8,18 @@ import pytest
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.nightly]  # one compilation for all
 HERE = Path(__file__).parent
-SENDERS = "dispatch_async", "dispatch", "combine_async", "combine"
+SENDERS = "dispatch_async", "dispatch", "combine_async", "combine", "plain dispatch", "plain combine"
 WAITERS = "dispatch_wait", "combine_wait"
-PLAIN = ("plain dispatch", "plain combine")
-BY_DAY = ("dispatch_async", "plain combine", "dispatch_wait")
 WORDS = ("nvshmemx_uint8_put_nbi_warp", "nvshmem_quiet", "nvshmem_fence", "nvshmemx_signal_op")
 
 
 @pytest.fixture(scope="module")
-def ptx(gpu_side, tonight):
+def ptx(gpu_side):
     """{kernel: its PTX, or the missing package}"""
-    return gpu_side(HERE / "shmem_ptx.py", *(SENDERS + PLAIN + WAITERS if tonight else BY_DAY))
+    return gpu_side(HERE / "shmem_ptx.py", *SENDERS, *WAITERS)
 
 
-def some(names):
-    """Parameters of a test; those not in BY_DAY run at night."""
-    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
-
-
-@pytest.mark.parametrize("name", some(SENDERS + PLAIN))
-@pytest.mark.by_day(1)
+@pytest.mark.parametrize("name", SENDERS)
 def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
     text = ptx[name]
     if find_spec("nvshmem") is None:
@@ -39,7 +31,7 @@ def test_senders_put_complete_and_signal_or_say_what_is_missing(ptx, name):
     assert name.startswith("plain") or re.search(r"atom\.acq_rel\.gpu\.\S*add", text)
 
 
-@pytest.mark.parametrize("name", some(WAITERS))
+@pytest.mark.parametrize("name", WAITERS)
 def test_waiting_kernels_need_no_nvshmem(ptx, name):
     assert ".target sm_90" in ptx[name] and "nvshmem" not in ptx[name]
 
