@@ -41,13 +41,8 @@ def test_the_job_ends_with_an_error(how, phase, p2p_world_size):
             assert missing in said[0][1], job.output
 
 
-@pytest.mark.parametrize(
-    "p2p_world_size, phases",
-    [
-        pytest.param(0, SLEEPING, marks=pytest.mark.nightly),
-        pytest.param(1, ["dispatch_async", "combine"], marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("p2p_world_size, phases", [(0, SLEEPING), (1, ["dispatch_async", "combine"])])
 def test_a_rank_that_oversleeps_is_named_and_all_can_go_on_after_a_reset(p2p_world_size, phases):
     job = mpirun(3, "sleeping_program.py", TIMEOUT, ",".join(phases), p2p_world_size)
     assert job.status == 0 and job.output.count("recovered every time") == 3, job.output
