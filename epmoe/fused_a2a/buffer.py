@@ -104,7 +104,7 @@ class Buffer(GroupMemory):
             turn.free.pop()
         except IndexError:
             turn.refuse(name)
-        turn.thread, group = get_ident(), None
+        turn.thread, again = get_ident(), False
         try:
             try:
                 if not arrays:
@@ -146,7 +146,7 @@ class Buffer(GroupMemory):
                     self.machine.synchronize()
                     self.placing.let_go()
         except NoRoom:
-            group = of.group
+            of, again = of.group, True
         except REFUSALS:
             raise
         except BaseException as error:
@@ -154,8 +154,8 @@ class Buffer(GroupMemory):
             raise
         finally:
             turn.free[:] = (True,)
-        if group is not None:
-            return self.call(name, kind, names, arrays, options, group, interface)
+        if again:
+            return self.call(name, kind, names, arrays, options, of, interface)
         return made if leave is None else leave(made), of
 
     def _run_together(self, plan, given, handle, made):
