@@ -88,7 +88,7 @@ def test_dispatch_names_the_place_and_launches_nothing(case):
         ep.dispatch(**good)  # and the object is as usable as before
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e60, "1", [1.0]], ids=str)
+@pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e-60, 1e60, "1", [1.0]], ids=str)
 def test_input_scale_is_positive_and_finite(scale):
     cfg = config()
     with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_scale"):
@@ -102,6 +102,8 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
     ),
     "outputs of another hidden": (lambda y, d, w: ([a[:, :8] for a in y], d, w), "rank 0 .*hidden=16"),
     "one row short": (lambda y, d, w: ([a[:-1] for a in y], d, w), "rank 0 .*rows.*capacity"),
+    "outputs of one rank": (lambda y, d, w: (y[:1], d, w), "expert_outputs has 1 entries.* 2 ranks"),
+    "one number as weights": (lambda y, d, w: (y, d, 0.5), "router_weights is a float, .*list .* 2 ranks"),
     "a scalar as weights": (lambda y, d, w: (y, d, [1.0, 1.0]), "rank 0 .*top_k=2.* a single number is refused"),
     "weights of float64": (
         lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),

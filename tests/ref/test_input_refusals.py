@@ -95,7 +95,7 @@ def test_worlds_are_lists_over_ranks():
         combine(CFG, outputs[:2], d)
 
 
-@pytest.mark.parametrize("scale", [0.0, -1, np.nan, np.inf, [1, 1, 1, -1], "big", lambda i: -1.0])
+@pytest.mark.parametrize("scale", [0.0, -1, np.nan, np.inf, 1e-60, 1e60, [1, 1, 1, -1], "big", lambda i: -1.0])
 def test_input_scales(scale):
     cfg = config("nvfp4", False, 128)
     with refused("input_scale of rank [03]=.* must be one positive finite"):
