@@ -72,7 +72,7 @@ def edge_groups(group):
             part = [t * 2.0**power for t in ties[lo : lo + group - 2]]
             add(int(patterns(6 * 2.0**power)), *(int(p) for p in patterns(part)))
             add(int(patterns(-4 * 2.0**power)), *(int(p) for p in patterns([-t for t in part])))
-    codes = np.array([m * 2.0**-9 if e == 0 else (8 + m) * 2.0 ** (e - 10) for e in range(16) for m in range(8)][:127])
+    codes = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
     middles = (codes[1:] + codes[:-1]) / 2
     for power in (-12, 0, 7):
         for lo in range(0, 126, group - 1):

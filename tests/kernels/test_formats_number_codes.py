@@ -1,34 +1,17 @@
 """Law: the integer conversions and the cheap quotient are the conversions and the quotient, to the bit."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
-from expected_payloads import E2M1_VALUES, E4M3_VALUES, e2m1, e4m3, e8m0, two_to
+from ml_dtypes import float8_e4m3fn
 from row_kernels import map_words
 
 from epmoe.device import bf16_lo, device_fn, div_rn, f32, f32_as_u32, max_f32, sub_rn, u32, u32_as_f32
 from epmoe.kernels.formats.blockwise_fp8 import PER_448, quotient
 from epmoe.kernels.formats.mxfp4 import even_scale
 from epmoe.kernels.formats.number_codes import e2m1_code, e4m3_byte, e8m0_reciprocal, e8m0_round_up
+from epmoe_ref import casts
 
-# float32 bits -> e8m0 byte, as the definition of the cast lists them
-E8M0_VECTORS = {
-    0x003FFFFF: 0,
-    0x00400000: 0,
-    0x00400001: 1,
-    0x7F800000: 255,
-    0x403FFFFF: 129,
-    0x40400001: 129,
-    0: 0,
-    0x3F800000: 127,
-    0x40800000: 129,
-    0x45800000: 139,
-    0x80000000: 0,
-    0xC5800000: 139,
-    0xBF800000: 127,
-    0x7F000000: 254,
-}
+E4M3_VALUES = np.arange(127, dtype=np.uint8).view(float8_e4m3fn).astype(np.float32)
 
 
 @device_fn
@@ -76,9 +59,9 @@ def floats_about(values):
     return np.concatenate([near, near | 0x80000000]).astype(np.uint32)
 
 
-def floats_of_every_kind(values, n, seed):
+def floats_of_every_kind(values, n):
     """As floats_about, and random bits, infinities, NaN with either sign, subnormals."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     special = [
         0,
         0x80000000,
@@ -105,13 +88,14 @@ def code_points(values):
 
 
 def check_codes(n):
-    bits = floats_of_every_kind(code_points(E2M1_VALUES), n, 1)
-    np.testing.assert_array_equal(map_words(e2m1_word, bits), e2m1(as_float(bits)))
-    bits = floats_of_every_kind(code_points(E4M3_VALUES), n, 2)
-    np.testing.assert_array_equal(map_words(e4m3_word, bits), e4m3(as_float(bits)))
-    bits = floats_of_every_kind(2.0 ** np.arange(-149, 128), n, 3)
-    np.testing.assert_array_equal(map_words(e8m0_word, bits), e8m0(as_float(bits)))
-    bits = floats_of_every_kind(2.0 ** np.arange(-126, 127)[:, None] * [1.0, 1.75, 1.5], n, 4) & 0x7FFFFFFF
+    for word, cast, values in (
+        (e2m1_word, casts.to_e2m1, code_points(casts.E2M1_VALUES)),
+        (e4m3_word, casts.to_e4m3, code_points(E4M3_VALUES)),
+        (e8m0_word, casts.to_e8m0, 2.0 ** np.arange(-149, 128)),
+    ):
+        bits = floats_of_every_kind(values, n)
+        np.testing.assert_array_equal(map_words(word, bits), cast(as_float(bits)).view(np.uint8))
+    bits = floats_of_every_kind(2.0 ** np.arange(-126, 127)[:, None] * [1.0, 1.75, 1.5], n) & 0x7FFFFFFF
     bits = bits[bits <= 0x7F800000]
     exponent = np.floor(np.log2(np.maximum(as_float(bits).astype(np.float64), 2.0**-149)))
     rounded_up = as_float(bits).astype(np.float64) >= 1.75 * 2.0**exponent
@@ -138,33 +122,10 @@ def test_quotient_is_ieee_division_for_all_significands():
     check_quotients()
 
 
-def test_quotients_expectation_is_the_rational_number_rounded():
-    """NumPy's division, which the law above trusts, against rational arithmetic."""
-    rng = np.random.default_rng(3)
-    for m, j in rng.integers(0x3F80, 0x4000, (300, 2)):
-        scale = as_float(m << 16) / np.float32(448)
-        exact = Fraction(float(as_float(j << 16))) / Fraction(float(scale))
-        q = as_float(j << 16) / scale
-        error = abs(Fraction(float(q)) - exact)
-        for other in (np.nextafter(q, np.float32(0)), np.nextafter(q, np.float32(np.inf))):
-            assert error <= abs(Fraction(float(other)) - exact)
-
-
-def test_e8m0_vectors():
-    np.testing.assert_array_equal(map_words(e8m0_word, list(E8M0_VECTORS)), list(E8M0_VECTORS.values()))
-
-
 def test_e8m0_reciprocals():
     byte = np.arange(256)
     got = as_float(map_words(reciprocal_word, byte))
-    np.testing.assert_array_equal(got, np.float32(1) / two_to(byte))
-    assert [float(got[b]) for b in (0, 127, 254)] == [2.0**127, 1.0, 2.0**-127]
-
-
-@pytest.mark.parametrize("absmax, scale", [(1.6, 2.0**-2), (6.0, 1.0), (7.0, 2.0), (0.0, 2.0**-127)])
-def test_even_scale_examples(absmax, scale):
-    bits = np.array([absmax], np.float32).view(np.uint32)
-    assert two_to(map_words(even_scale_word, bits))[0] == scale
+    np.testing.assert_array_equal(got, np.float32(1) / casts.e8m0_to_float32(byte.astype(np.uint8)))
 
 
 @pytest.mark.gpu
@@ -182,4 +143,4 @@ def test_every_float32_of_the_code_range_on_the_gpu():
     """All float32 from 2**-3 to 8 and their negatives to e2m1: 2 x 6 binades of 2**23 numbers."""
     for sign in (0, 0x80000000):
         bits = np.arange(0x3E000000, 0x41000001, dtype=np.uint32) | np.uint32(sign)
-        np.testing.assert_array_equal(map_words(e2m1_word, bits), e2m1(as_float(bits)))
+        np.testing.assert_array_equal(map_words(e2m1_word, bits), casts.to_e2m1(as_float(bits)))
