@@ -1,12 +1,15 @@
 """Ids that no expert has, and repeated ids: treated as -1, counted, and never a reason to write where one must not."""
 
-import ml_dtypes
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from kernel_world import KernelWorld
-from protocol_model import check_dispatch, clean, combine
-from test_dispatch_combine_rounds import assert_clean, rows_of
+from kernel_world import FastWorld
+from ml_dtypes import bfloat16
+from rounds import assert_after_combine, assert_dispatched, assert_same, expert_outputs, normal
+from test_rounds import WORLDS
 
+import epmoe_ref
 from epmoe.kernels import LaunchConfig, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -24,37 +27,40 @@ KINDS = {
 FOUR_BLOCKS = LaunchConfig(n_sms=4, num_threads=64)  # enough for the way of small batches
 
 
+def clean(topk_ids):
+    """Ids outside [0, n_experts) and later occurrences in a token become -1."""
+    cleaned = np.full(topk_ids.shape, -1, np.int32)
+    for token, ids in enumerate(topk_ids.tolist()):
+        for k, e in enumerate(ids):
+            if 0 <= e < CFG.n_experts and e not in ids[:k]:
+                cleaned[token, k] = e
+    return cleaned
+
+
 @pytest.mark.by_day(5)
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_ids_send_nothing_and_hurt_nobody(kind, fused):
     rng = np.random.default_rng(3)
-    wide = dict(id_bytes=8, launch=FOUR_BLOCKS) if kind == "any int64" else {}
-    world = KernelWorld(CFG, fused=fused, seed=2, racecheck=True, **wide)
-    n = [12, 7]
-    ids = [KINDS[kind](rng, (i, CFG.top_k)) for i in n]
-    tokens = [rows_of(rng, i, CFG) for i in n]
-    rows = []
-    for rank, d in enumerate(world.dispatch(tokens, ids)):
-        origin = check_dispatch(CFG, rank, ids, d)
-        block = np.zeros((world.capacity(), CFG.hidden), ml_dtypes.bfloat16)
-        block[: len(origin)] = [tokens[src][t] for src, t, _ in origin] if origin else 0
-        rows.append(block)
-        check_counts(world, rank, ids[rank])
-        clear_status(world, rank)
-    weights = [rng.random((i, CFG.top_k)).astype(np.float32) for i in n]
-    out = world.combine(rows, n, weights)
+    wide = dict(ids_dtype=np.int64, launch=FOUR_BLOCKS) if kind == "any int64" else {}
+    world = FastWorld(CFG, fused=fused, seed=2, racecheck=True, **wide)
+    ids = [KINDS[kind](rng, (n, CFG.top_k)) for n in (12, 7)]
+    tokens = [normal(rng, len(i), CFG.hidden) for i in ids]
+    got, wanted = world.dispatch(tokens, ids), epmoe_ref.dispatch(CFG, tokens, [clean(i) for i in ids])
     for rank in range(2):
-        expected = combine(
-            CFG, rank, ids, lambda src, t, e: tokens[src][t], weights[rank], np.dtype(ml_dtypes.bfloat16)
-        )
-        assert (out[rank].view(np.uint16) == expected.view(np.uint16)).all()
-    assert_clean(world)
+        assert_dispatched(CFG, rank, got[rank], wanted[rank])
+        check_counts(world, rank, ids[rank])
+    weights, outputs = [normal(rng, *i.shape, dtype=np.float32) for i in ids], expert_outputs(world, rng, got)
+    combined = world.combine(outputs, got, [(w,) for w in weights])
+    right = epmoe_ref.combine(CFG, outputs, got, router_weights=weights)
+    for rank in range(2):
+        assert_same(combined[rank], right[rank], f"combined of rank {rank}")
+    assert_after_combine(world)
 
 
 def check_counts(world, rank, ids):
     words = world.read(rank, "status")
-    refused = (clean(CFG, ids) == -1) & (ids != -1)
+    refused = (clean(ids) == -1) & (ids != -1)
     inside = (ids >= 0) & (ids < CFG.n_experts)
     assert words[status.BAD_IDS] == (refused & ~inside).sum()
     assert words[status.REPEATED_IDS] == (refused & inside).sum()
@@ -76,37 +82,30 @@ def as_int32(value):
     return 2**31 - 1 if value > 0 else 1 - 2**31
 
 
-def clear_status(world, rank):
-    from epmoe import layout
-
-    region = layout.region(CFG, "status")
-    world.base[rank].write(np.zeros(region.shape, np.int32), region.offset)
-
-
 def test_empty_slots_are_not_counted():
-    world = KernelWorld(CFG)
-    world.dispatch([np.zeros((2, CFG.hidden), ml_dtypes.bfloat16)] * 2, [np.full((2, 4), -1)] * 2)
+    world = FastWorld(CFG)
+    world.dispatch([np.zeros((2, CFG.hidden), bfloat16)] * 2, [np.full((2, 4), -1)] * 2)
     for rank in range(2):
         status.raise_if_bad_ids(world.read(rank, "status"), CFG, rank)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
-def test_src_info_out_of_range_writes_nothing(fused):
+@pytest.mark.parametrize("kernels", WORLDS)
+def test_src_info_out_of_range_writes_nothing(kernels, fused):
     """A caller that spoils src_info between dispatch and combine loses those rows, and nobody else's memory."""
     rng = np.random.default_rng(5)
-    world = KernelWorld(CFG, fused=fused, seed=4)
+    world = WORLDS[kernels](CFG, fused=fused, seed=4)
     ids = [np.array([[0, 3, 1, 4]] * 3)] * 2
-    tokens = [rows_of(rng, 3, CFG) for _ in range(2)]
-    world.dispatch(tokens, ids)
+    found = world.dispatch([normal(rng, 3, CFG.hidden) for _ in range(2)], ids)
     spoiled = np.array([[-1, 0], [12, 0], [0, 4], [0, -1], [2**31 - 1, 2**31 - 1], [-(2**31), -(2**31)]], np.int32)
     for rank in range(2):
         world.buffers["src_info", rank].write(spoiled)
         before = world.read(rank, "combine_recv_buf")
         assert (before == 0xFF).all()
-    rows = [np.zeros((world.capacity(), CFG.hidden), ml_dtypes.bfloat16)] * 2
-    world.combine(rows, [0, 0], [np.zeros((0, 4), np.float32)] * 2)
+    rows, of_no_token = [np.zeros((world.capacity, CFG.hidden))] * 2, [replace(d, num_tokens=0) for d in found]
+    world.combine(rows, of_no_token, [(np.zeros((0, 4), np.float32),)] * 2)
     for rank in range(2):
         # each rank was to get 12 rows back, and 3 of them went nowhere on either rank
         untouched = (world.read(rank, "combine_recv_buf").reshape(12, 4, -1) == 0xFF).all(axis=2)
         assert untouched.sum() == 48 - 6
-    assert_clean(world)
+    assert_after_combine(world)

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
-from kernel_world import KernelWorld
-from test_dispatch_combine_rounds import CASES, run_round
+from kernel_world import FastWorld
+from rounds import run_round
+from test_rounds import CASES
 
 from epmoe import layout
 from epmoe.kernels import LaunchConfig
@@ -31,9 +32,9 @@ ENOUGH = LaunchConfig(n_sms=6, num_threads=64)
 )
 @pytest.mark.by_day(3)
 def test_rounds_are_exact(name):
-    case = CASES[name]
-    world = KernelWorld(EPConfig(**case["cfg"]), fused=True, launch=ENOUGH, seed=1, racecheck=True)
-    run_round(world, case, np.random.default_rng(7))
+    cfg, tokens, options = CASES[name]
+    world = FastWorld(cfg, fused=True, launch=ENOUGH, seed=1, racecheck=True)
+    run_round(world, np.random.default_rng(7), tokens, **options)
 
 
 @pytest.mark.by_day(1)
@@ -41,9 +42,9 @@ def test_rounds_are_exact(name):
 def test_beside_ranks_with_many_tokens(seed, stale):
     """Of the two ranks one or the other has too many tokens, in turn."""
     cfg, tuning = EPConfig(**SMALL | dict(hidden=24)), dict(few_tokens=3)
-    world = KernelWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning)
+    world = FastWorld(cfg, fused=True, launch=ENOUGH, seed=seed, racecheck=True, stale=stale, tuning=tuning)
     for tokens in ([3, 6], [4, 2]):
-        run_round(world, dict(tokens=tokens), np.random.default_rng(5))
+        run_round(world, np.random.default_rng(5), tokens)
 
 
 @pytest.mark.by_day(2)
@@ -52,8 +53,8 @@ def test_kernels_for_few_tokens_alone_are_right_with_any_blocks(n_sms, num_threa
     """One block may send to several ranks, receive by itself, and have one warp for everything."""
     launch, tuning = LaunchConfig(n_sms=n_sms, num_threads=num_threads), dict(few_blocks_a_rank=0)
     cfg = EPConfig(**SMALL | dict(n_ranks=3, hidden=40))
-    world = KernelWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True, tuning=tuning)
-    run_round(world, dict(tokens=[3, 6, 0]), np.random.default_rng(5))
+    world = FastWorld(cfg, fused=True, launch=launch, seed=3, racecheck=True, tuning=tuning)
+    run_round(world, np.random.default_rng(5), [3, 6, 0])
 
 
 def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
@@ -73,8 +74,8 @@ def test_counters_are_not_used(monkeypatch):
 
     monkeypatch.setattr("epmoe.kernels.pairs.send.atomic_add_relaxed_gpu_i32", unused)
     monkeypatch.setattr("epmoe.kernels.pairs.signal.load_i32", unused)
-    world = KernelWorld(EPConfig(**SMALL), fused=True, launch=ENOUGH, seed=0)
-    run_round(world, dict(tokens=[6, 5]), np.random.default_rng(5))
+    world = FastWorld(EPConfig(**SMALL), fused=True, launch=ENOUGH, seed=0)
+    run_round(world, np.random.default_rng(5), [6, 5])
 
 
 def test_a_word_says_all_about_its_messages():

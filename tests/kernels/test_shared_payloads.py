@@ -1,44 +1,29 @@
-"""The fast kernels send a token's payload to a rank once: what lies in recv_buf, and what a signal covers."""
+"""The fast kernels send a token's payload to a rank once: what lies in recv_buf."""
 
 import ml_dtypes
 import numpy as np
 import pytest
-from kernel_world import KernelWorld
-from protocol_model import check_dispatch
-from test_dispatch_combine_rounds import routing as case_routing
-from test_dispatch_combine_rounds import rows_of, run_round
+from kernel_world import FastWorld
+from rounds import normal, routing
 
 from epmoe import layout
-from epmoe.kernels import LaunchConfig
 from epmoe_ref.config import EPConfig
-
-SMALL = LaunchConfig(n_sms=3, num_threads=64)
-
-
-def test_a_signal_covers_the_payloads_of_other_experts():
-    """All tokens want all experts: half of the receivers' rows are copies of payloads under another signal."""
-    cfg = EPConfig(n_ranks=2, n_experts=6, top_k=6, hidden=16, max_tokens_per_rank=4)
-    world = KernelWorld(cfg, fused=True, launch=SMALL, seed=1, racecheck=True, stale=True)
-    run_round(world, dict(tokens=[4, 4]), np.random.default_rng(1))
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["split", "fused"])
 def test_what_lies_in_recv_buf(fused):
     """One payload a (token, rank), in the message to the lowest expert there; the others say where."""
-    case = dict(cfg=dict(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10), tokens=[9, 10])  # not few
-    cfg = EPConfig(**case["cfg"])
-    world = KernelWorld(cfg, fused=fused, launch=SMALL, seed=4)
-    rng = np.random.default_rng(2)
-    ids = case_routing(case, cfg, rng)
-    tokens = [rows_of(rng, len(i), cfg) for i in ids]
+    cfg = EPConfig(n_ranks=2, n_experts=8, top_k=5, hidden=16, max_tokens_per_rank=10)
+    world, rng = FastWorld(cfg, fused=fused, seed=4), np.random.default_rng(2)
+    ids = routing(cfg, rng, [9, 10])  # not few
+    tokens = [normal(rng, len(i), cfg.hidden) for i in ids]
     sizes = layout.message(cfg)
     for rank, d in enumerate(world.dispatch(tokens, ids)):
-        check_dispatch(cfg, rank, ids, d)
         recv_buf = world.read(rank, "dispatch_recv_buf")
         rows = recv_buf.reshape(-1, sizes.msg_bytes)
         n_own = n_references = 0
-        for local_expert, source in np.ndindex(d["counts"].shape):
-            for held in recv_buf[local_expert, source, : d["counts"][local_expert, source]]:
+        for local_expert, source in np.ndindex(d.recv_count.shape):
+            for held in recv_buf[local_expert, source, : d.recv_count[local_expert, source]]:
                 token, reference, *rest = held[sizes.src_info_offset : sizes.topk_info_offset].view(np.int32)
                 assert rest == [0, 0]
                 chosen, n = ids[source][token], cfg.n_local_experts

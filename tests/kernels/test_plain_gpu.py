@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from plain_world import PlainWorld
 from rounds import run_round
-from test_plain_options import FORMATS, OPTIONS, TWO, functions_agree, output_lambda_stores
-from test_plain_rounds import CASES
+from test_combine_options import CFG, functions_agree, made, output_lambda_stores, scaled_bias, table_weight
+from test_rounds import BY_PLAIN_KERNELS, CASES
 
 from epmoe import device
 from epmoe.kernels import LaunchConfig, plain
@@ -14,32 +14,21 @@ from epmoe_ref.errors import PeerTimeout
 
 pytestmark = pytest.mark.gpu
 LAUNCH = LaunchConfig(n_sms=16, num_threads=256)
-IN_ONE_WORLD = [name for name in OPTIONS if "p2p worlds" not in name]
+ALL_CASES = CASES | BY_PLAIN_KERNELS
+TWO = dict(n_ranks=2, n_experts=4, top_k=2, max_tokens_per_rank=4)
 
 
-def rounds(cfg, counts, *, fused=True, n=2, seed=0, **options):
-    world, rng = PlainWorld(cfg, fused=fused, launch=LAUNCH), np.random.default_rng(seed)
+def rounds(cfg, counts, *, fused=True, n=2, **options):
+    world, rng = PlainWorld(cfg, fused=fused, launch=LAUNCH), np.random.default_rng(0)
     for _ in range(n):
         run_round(world, rng, counts, **options)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
-@pytest.mark.parametrize("case", CASES)
-def test_rounds_are_exact_and_need_no_host_reset(case, fused):
-    sizes, counts, options = CASES[case]
-    rounds(EPConfig(**sizes), counts, fused=fused, **options)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_exact(name):
-    cfg = EPConfig(**TWO, **FORMATS[name], token_format=name.partition(",")[0])
-    rounds(cfg, [4, 3], input_scale=0.375 if name == "nvfp4" else None)
-
-
-@pytest.mark.parametrize("name", IN_ONE_WORLD)
-def test_every_option_is_exact(name):
-    options, counts = OPTIONS[name]
-    rounds(EPConfig(**{**TWO, **options}), counts)
+@pytest.mark.parametrize("name", [name for name in ALL_CASES if "p2p worlds" not in name])
+def test_rounds_are_exact_and_need_no_host_reset(name, fused):
+    cfg, tokens, options = ALL_CASES[name]
+    rounds(cfg, tokens, fused=fused, **options)
 
 
 def test_a_typical_decode_and_a_hundred_rounds():
@@ -48,14 +37,15 @@ def test_a_typical_decode_and_a_hundred_rounds():
 
 
 def test_user_functions_with_arguments():
-    functions_agree(launch=LAUNCH)
+    functions_agree(made("plain", CFG, table_weight, scaled_bias, launch=LAUNCH))
     output_lambda_stores(launch=LAUNCH)
 
 
 def test_a_peer_that_never_comes_is_named_in_time():
-    world = PlainWorld(EPConfig(**TWO, hidden=8), launch=LAUNCH, timeout=0.2)
+    world = PlainWorld(EPConfig(**TWO, hidden=8), launch=LAUNCH, timeout_s=0.2)
+    world.dispatch([np.zeros((2, 8), "bfloat16")] * 2, [np.array([[0, 1]] * 2)] * 2, ranks=[0])
     with pytest.raises(PeerTimeout, match="no signal from src_rank 1"):
-        world.dispatch([np.zeros((2, 8), "bfloat16")] * 2, [np.array([[0, 1]] * 2)] * 2, ranks=[0])
+        world.raise_if_failed(0)
 
 
 @pytest.mark.parametrize("older", [(7, 5), (8, 0)], ids=["sm_75", "sm_80"])

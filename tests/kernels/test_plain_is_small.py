@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("folder, files, lines", [("epmoe/kernels/plain", 10, 1500), ("epmoe_ref/protocol", 5, 500)])

@@ -1,16 +1,14 @@
-"""A round of the plain kernels, compared with the reference to the bit, and the after-conditions of every word."""
+"""A round of the kernels, compared with the reference to the bit, and the after-conditions of every word."""
 
 import numpy as np
-from plain_world import BF16, assert_same
+from ml_dtypes import bfloat16
 
 import epmoe_ref
-from epmoe.kernels.plain.arguments import DTYPES, capacity
+from epmoe.kernels.plain.arguments import DTYPES
 from epmoe.layout import MAX_FINITE
-from epmoe_ref.canonical import canonical
 from epmoe_ref.dispatch import shared_expert_share
 
-ZERO_AFTER_DISPATCH = ("reserved", "finished", "rank_completion", "D", "E", "F", "G")
-ZERO_AFTER_COMBINE = ("A", "reserved", "finished", "rank_completion", "combine_ready")
+COUNTERS = ("reserved", "finished", "rank_completion", "D", "E", "F", "G", "combine_ready")
 READY = 1024
 
 
@@ -27,31 +25,55 @@ def routing(cfg, rng, counts, hot=None):
     return [ids[0]] * cfg.n_ranks if cfg.skip_a2a else ids
 
 
-def run_round(world, rng, counts, *, hot=None, input_dtype=BF16, input_scale=None):
-    """Dispatch, experts that tell rows apart, combine; everything is compared."""
+def normal(rng, *shape, dtype=bfloat16):
+    return rng.normal(size=shape).astype(dtype)
+
+
+def expert_outputs(world, rng, dispatched):
+    """Of capacity: rows that differ everywhere; NaN in those that nobody may read."""
+    cfg, outputs = world.cfg, []
+    for rank, d in enumerate(dispatched):
+        rows = normal(rng, world.capacity, cfg.hidden, dtype=DTYPES[cfg.combine_dtype])
+        rows[len(d.src_info) :] = np.nan
+        rows[: len(d.src_info)][padding_rows(cfg, rank, d)] = np.nan
+        outputs.append(rows)
+    return outputs
+
+
+def run_round(world, rng, counts, *, hot=None, input_dtype=bfloat16, input_scale=1.0):
+    """Dispatch, experts that tell rows apart, combine; everything is compared. counts: tokens of each rank."""
     cfg = world.cfg
     ids = routing(cfg, rng, counts, hot)
-    tokens = [rng.normal(size=(len(i), cfg.hidden)).astype(input_dtype) for i in ids]
+    tokens = [normal(rng, len(i), cfg.hidden, dtype=input_dtype) for i in ids]
+    weights = [normal(rng, *i.shape, dtype=np.float32) for i in ids]
+    for w, i in zip(weights, ids):
+        w[i < 0] = np.nan  # the weight of an empty slot must not matter
     if cfg.skip_a2a:
-        tokens = [tokens[0]] * cfg.n_ranks
-    options = {} if input_scale is None else dict(input_scales_args=(input_scale,))
-    got = world.dispatch(tokens, ids, **options)
-    rounded = [x.astype(BF16) for x in tokens]
-    wanted = epmoe_ref.dispatch(cfg, rounded, ids, input_scale=1.0 if input_scale is None else input_scale)
+        tokens, weights = [tokens[0]] * cfg.n_ranks, [weights[0]] * cfg.n_ranks
+    got = world.dispatch(tokens, ids, input_scale=input_scale)
+    wanted = epmoe_ref.dispatch(cfg, tokens, ids, input_scale=input_scale)
     for rank in range(cfg.n_ranks):
         assert_dispatched(cfg, rank, got[rank], wanted[rank])
         assert_after_dispatch(world, rank, got[rank])
-    outputs = [rng.normal(size=(capacity(cfg), cfg.hidden)).astype(DTYPES[cfg.combine_dtype]) for _ in ids]
-    weights = [rng.normal(size=(len(i), cfg.top_k)).astype(np.float32) for i in ids]
-    combined = world.combine(outputs, got, [(w,) for w in weights] if world.reduced else None)
-    right = epmoe_ref.combine(cfg, outputs, got, router_weights=weights if world.reduced else None)
+    outputs = expert_outputs(world, rng, got)
+    combined = world.combine(outputs, got, [(w,) for w in weights] if world.is_reduced else None)
+    right = epmoe_ref.combine(cfg, outputs, got, router_weights=weights if world.is_reduced else None)
     for rank in range(cfg.n_ranks):
         assert_same(combined[rank], right[rank], f"combined of rank {rank}")
-        assert_after_combine(world, rank)
+    assert_after_combine(world)
+
+
+def assert_same(got, wanted, what):
+    """Bit for bit."""
+    got, wanted = np.ascontiguousarray(got), np.ascontiguousarray(wanted)
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), what
+    differ = (got.view(np.uint8) != wanted.view(np.uint8)).reshape(*got.shape, -1).any(-1) if got.size else []
+    for place in map(tuple, np.argwhere(differ)[:1]):
+        raise AssertionError(f"{what} differs at {place}: {got[place]}, {wanted[place]} is right")
 
 
 def assert_dispatched(cfg, rank, got, wanted):
-    got, wanted = canonical(got), canonical(wanted)
+    got, wanted = epmoe_ref.canonical(got), epmoe_ref.canonical(wanted)
     for name in ("row_offsets", "expert_ids", "src_info", "recv_count", "topk_ids", "scales_offset"):
         if getattr(wanted, name) is not None:
             assert_same(getattr(got, name), getattr(wanted, name), f"{name} of rank {rank}")
@@ -85,8 +107,9 @@ def padding_rows(cfg, rank, d):
 
 
 def assert_after_dispatch(world, rank, d):
+    """All is put back but region A, which says what combine has to send."""
     cfg = world.cfg
-    for name in ZERO_AFTER_DISPATCH:
+    for name in (*COUNTERS, "status"):
         assert not world.read(rank, name).any(), f"{name} of rank {rank} after dispatch: {world.read(rank, name)}"
     assert (world.read(rank, "dispatch_recv_count") == MAX_FINITE).all(), f"recv_count of rank {rank}"
     front = cfg.n_groups - cfg.n_local_experts
@@ -95,7 +118,10 @@ def assert_after_dispatch(world, rank, d):
     assert (a[..., 0] == READY + ends).all() and (a[..., 1] == d.recv_count).all(), f"A of rank {rank}: {a}"
 
 
-def assert_after_combine(world, rank):
-    for name in ZERO_AFTER_COMBINE:
-        assert not world.read(rank, name).any(), f"{name} of rank {rank} after combine: {world.read(rank, name)}"
-    assert (world.read(rank, "combine_recv_count") == MAX_FINITE).all(), f"recv_count of rank {rank}"
+def assert_after_combine(world):
+    """On all ranks the memory is as before the first round."""
+    for rank in range(world.cfg.n_ranks):
+        for name in (*COUNTERS, "A"):
+            assert not world.read(rank, name).any(), f"{name} of rank {rank} after combine: {world.read(rank, name)}"
+        for name in ("dispatch_recv_count", "combine_recv_count"):
+            assert (world.read(rank, name) == MAX_FINITE).all(), f"{name} of rank {rank} after combine"

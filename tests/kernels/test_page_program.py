@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 (PROGRAM,) = (part.partition("```")[0] for part in (ROOT / "docs" / "pages.md").read_text().split("```python\n")[1:])
 
 
