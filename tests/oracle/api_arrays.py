@@ -3,6 +3,8 @@
 import ml_dtypes
 import numpy as np
 
+from epmoe_ref import EPConfig
+
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 BIT_TYPES = {"bf16": np.uint16, "fp16": np.uint16, "fp32": np.uint32}
 
@@ -17,7 +19,7 @@ def bytes_of(a):
     return np.frombuffer(np.ascontiguousarray(a).tobytes(), np.uint8)
 
 
-def config(world, EPConfig):
+def config(world):
     return EPConfig(
         world.n_ranks,
         world.n_experts,

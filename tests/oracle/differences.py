@@ -26,45 +26,46 @@ SCALE_DTYPES = {
 }
 
 
-def dispatch_difference(world, rank, received, dispatched, *, padding_is_zero, typed=True):
+def dispatch_difference(world, rank, received, dispatched, *, padding_is_zero):
     """Compare one rank's Dispatched (exact rows) with the model's Received.
 
     padding_is_zero: the reference defines padding rows as zero, the device leaves their payload alone.
-    typed: array dtypes are ml_dtypes types (the reference); otherwise only bytes are compared.
     """
-    for difference in _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
+    for difference in _dispatch_differences(world, rank, received, dispatched, padding_is_zero):
         return f"rank {rank}: {difference}"
     return None
 
 
-def _numbers_differ(name, expected, actual):
-    actual = np.asarray(actual)
-    expected = np.array(expected, np.int64).reshape(np.shape(expected))
-    if actual.shape != expected.shape:
-        yield f"{name} has shape {actual.shape}, expected {expected.shape}"
+def _numbers_differ(name, expected, actual, dtype=np.int32):
+    actual, expected = np.asarray(actual), np.array(expected, np.int64)
+    if (actual.dtype, actual.shape) != (dtype, expected.shape):
+        yield f"{name} is {actual.dtype} {actual.shape}, expected {np.dtype(dtype)} {expected.shape}"
     elif not np.array_equal(actual.astype(np.int64), expected):
         at = tuple(int(i) for i in np.argwhere(actual.astype(np.int64) != expected)[0])
         yield f"{name}{list(at)} is {actual[at]}, expected {expected[at]}"
 
 
-def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
+def _dispatch_differences(world, rank, received, dispatched, padding_is_zero):
     facts = FACTS[world.token_format]
+    ids = np.array(world.topk_ids[rank], int).reshape(world.num_tokens(rank), world.top_k)
+    yield from _numbers_differ("topk_ids", ids, dispatched.topk_ids)
+    yield from _numbers_differ("num_tokens", world.num_tokens(rank), np.int32(dispatched.num_tokens))
     yield from _numbers_differ("recv_count", received.recv_count, dispatched.recv_count)
-    yield from _numbers_differ("row_offsets", received.row_offsets, dispatched.row_offsets)
+    yield from _numbers_differ("row_offsets", received.row_offsets, dispatched.row_offsets, np.uint32)
     yield from _numbers_differ("expert_ids", received.expert_ids, dispatched.expert_ids)
     if facts.tiles:
-        yield from _numbers_differ("scales_offset", received.scales_offset, dispatched.scales_offset)
+        yield from _numbers_differ("scales_offset", received.scales_offset, dispatched.scales_offset, np.uint32)
     elif dispatched.scales_offset is not None:
         yield f"scales_offset is there, but {world.token_format} has none"
 
     rows = received.row_offsets[-1]
     src_info, tokens = np.asarray(dispatched.src_info), np.asarray(dispatched.output_tokens)
-    if src_info.shape != (rows, 2):
-        yield f"src_info has shape {src_info.shape}, expected {(rows, 2)}"
+    if (src_info.dtype, src_info.shape) != (np.int32, (rows, 2)):
+        yield f"src_info is {src_info.dtype} {src_info.shape}, expected int32 {(rows, 2)}"
     width = world.hidden // 2 if facts.code_bits == 4 else world.hidden
     if tokens.shape != (rows, width):
         yield f"output_tokens has shape {tokens.shape}, expected {(rows, width)}"
-    if typed and tokens.dtype != TOKEN_DTYPES[world.token_format]:
+    if tokens.dtype != TOKEN_DTYPES[world.token_format]:
         yield f"output_tokens is {tokens.dtype}, expected {np.dtype(TOKEN_DTYPES[world.token_format])}"
 
     token_bytes = bytes_of(tokens).reshape(rows, -1) if rows else None
@@ -81,7 +82,7 @@ def _dispatch_differences(world, received, dispatched, padding_is_zero, typed):
                 f"output_tokens row {row} ({record}): byte {column} is 0x{token_bytes[row][column]:02x}, "
                 f"expected 0x{expected[column]:02x}"
             )
-    yield from _scale_differences(world, received, dispatched, where["rows"], padding_is_zero, typed)
+    yield from _scale_differences(world, received, dispatched, where["rows"], padding_is_zero)
 
 
 def _rows_by_origin(received, src_info):
@@ -120,14 +121,14 @@ def _rows_by_origin(received, src_info):
     return {"rows": rows, "messages": messages}
 
 
-def _scale_differences(world, received, dispatched, rows, padding_is_zero, typed):
+def _scale_differences(world, received, dispatched, rows, padding_is_zero):
     facts = FACTS[world.token_format]
     if facts.group == 0:
         if dispatched.output_scales is not None:
             yield "output_scales is there, but bf16 has none"
         return
     scales = np.asarray(dispatched.output_scales)
-    if typed and scales.dtype != SCALE_DTYPES[world.token_format]:
+    if scales.dtype != SCALE_DTYPES[world.token_format]:
         yield f"output_scales is {scales.dtype}, expected {np.dtype(SCALE_DTYPES[world.token_format])}"
     columns, total = world.hidden // facts.group, received.row_offsets[-1]
     expected_shape = {"fp8_blockwise": (columns, total), "mxfp4_rows": (total, columns)}.get(

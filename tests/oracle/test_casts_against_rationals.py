@@ -1,11 +1,17 @@
 """The casts and exact intrinsics against whole-number arithmetic, on float32 bits where double rounding shows."""
 
+import itertools
+
 import exact_codes as codes
 import exact_float32 as f32
 import ml_dtypes
 import numpy as np
 import pytest
 from random_worlds import bits_of
+
+import epmoe
+import epmoe_ref
+from epmoe_ref import casts
 
 KINDS = ("ordinary", "anything", "tiny", "huge", "coarse", "salted")
 
@@ -49,8 +55,6 @@ def cast_inputs(table, seed):
     ],
 )
 def test_casts_to_small_types(name, table, exact):
-    from epmoe_ref import casts
-
     bits = cast_inputs(table, 1)
     actual = getattr(casts, name)(floats(bits)).view(np.uint8)
     expected = np.array([exact(f32.from_bits(b)) for b in bits.tolist()], np.uint8)
@@ -63,8 +67,6 @@ def test_casts_to_small_types(name, table, exact):
 
 @pytest.mark.parametrize("name, dtype", [("bf16", ml_dtypes.bfloat16), ("fp16", np.float16), ("fp32", np.float32)])
 def test_casts_to_output_types(name, dtype):
-    from epmoe_ref import casts
-
     kind = codes.OUTPUT_TYPES[name]
     bits = cast_inputs(codes.BF16 if name == "bf16" else codes.FP16, 2)
     actual = casts.to_output_type(floats(bits), np.dtype(dtype))
@@ -75,8 +77,6 @@ def test_casts_to_output_types(name, dtype):
 
 
 def test_codes_back_to_float32():
-    from epmoe_ref import casts
-
     every = np.arange(256, dtype=np.uint8)
     assert not len(equal_numbers(casts.e8m0_to_float32(every), [f32.to_bits(codes.from_e8m0(c)) for c in range(256)]))
     assert not len(
@@ -86,9 +86,9 @@ def test_codes_back_to_float32():
     assert np.array_equal(casts.pack_e2m1(np.array([1, 2], np.uint8)), [0x21])
 
 
-def hard_sums(seed, n=1500):
+def hard_sums():
     """Bits (a, b, c) whose exact a * b + c lies close to the middle between two float32 numbers, or near 2**-149."""
-    rng = np.random.default_rng(seed)
+    rng, n = np.random.default_rng(3), 1500
     i = rng.integers(1, 180, n)
     up, down = (0x3F800000 + i), np.float32(1) - i.astype(np.float32) * np.float32(2.0**-23)
     # a * b is 1 - tiny: half a unit of c, nearly
@@ -97,22 +97,16 @@ def hard_sums(seed, n=1500):
     near_tie = np.stack([up, down.view(np.uint32), c.view(np.uint32)], axis=1)
     exact_tie = near_tie.copy()
     exact_tie[:, :2] = 0x3F800000
-    power = rng.integers(0, 100, n)  # the same, scaled by powers of two down into the subnormals
-    scaled = near_tie[:, 0] - (np.minimum(power, 100) << 23)
+    # the same, scaled by powers of two down into the subnormals
+    scaled = near_tie[:, 0] - (rng.integers(0, 100, n) << 23)
     small = np.stack([scaled, near_tie[:, 1] - (49 << 23), bits_of(rng, "tiny", n, 8, 23)], axis=1)
-    parts = [near_tie, exact_tie, small]
-    for a in KINDS:
-        for c_kind in KINDS:
-            parts.append(
-                np.stack(
-                    [
-                        bits_of(rng, a, 150, 8, 23),
-                        bits_of(rng, "ordinary", 150, 8, 23),
-                        bits_of(rng, c_kind, 150, 8, 23),
-                    ],
-                    axis=1,
-                )
-            )
+    # a * b is half of the smallest subnormal, nearly; c is so much larger that a float64 sum loses the difference
+    halves = 2.0**-75 * (1 + 2.0**-23 * rng.integers(-1, 2, (n, 2))) * [1, -1]
+    subnormal = np.column_stack([halves, rng.integers(-(2**20), 2**20, n) * 2.0**-149]).astype(np.float32)
+    parts = [near_tie, exact_tie, small, subnormal.view(np.uint32)]
+    for a_kind, c_kind in itertools.product(KINDS, KINDS):
+        columns = [bits_of(rng, kind, 150, 8, 23) for kind in (a_kind, "ordinary", c_kind)]
+        parts.append(np.stack(columns, axis=1))
     triples = np.concatenate(parts).astype(np.uint32)
     cancelling = triples[-2000:].copy()
     cancelling[:, 2] = [
@@ -121,23 +115,14 @@ def hard_sums(seed, n=1500):
     return np.concatenate([triples, cancelling])
 
 
-def exact_words():
-    import epmoe_ref.arithmetic as reference
-
-    yield "epmoe_ref", reference
-    import epmoe
-
-    yield "epmoe", epmoe
-
-
-@pytest.mark.parametrize("package", ["epmoe_ref", "epmoe"])
-@pytest.mark.parametrize("word, arity", [("mul_rn", 2), ("add_rn", 2), ("fma_rn", 3)])
-def test_exact_words_round_once(package, word, arity):
-    words = dict(exact_words())[package]
-    triples = hard_sums(3)
-    operation = {"mul_rn": f32.mul, "add_rn": f32.add, "fma_rn": f32.fma}[word]
-    columns = (1, 2) if word == "add_rn" else tuple(range(arity))
-    actual = getattr(words, word)(*(floats(np.ascontiguousarray(triples[:, i])) for i in columns))
+@pytest.mark.parametrize("package", [epmoe, epmoe_ref], ids=lambda package: package.__name__)
+@pytest.mark.parametrize(
+    "word, operation, columns",
+    [("mul_rn", f32.mul, (0, 1)), ("add_rn", f32.add, (1, 2)), ("fma_rn", f32.fma, (0, 1, 2))],
+)
+def test_exact_words_round_once(package, word, operation, columns):
+    triples = hard_sums()
+    actual = getattr(package, word)(*(floats(np.ascontiguousarray(triples[:, i])) for i in columns))
     assert np.asarray(actual).dtype == np.float32
     expected = [f32.to_bits(operation(*(f32.from_bits(row[i]) for i in columns))) for row in triples.tolist()]
     wrong = equal_numbers(actual, expected)
@@ -151,7 +136,7 @@ def test_exact_words_round_once(package, word, arity):
 
 def test_the_hard_sums_would_catch_two_roundings():
     """float64 rounded to float32 is wrong for many of them, so the test above can fail."""
-    triples = hard_sums(3)
+    triples = hard_sums()
     with np.errstate(all="ignore"):
         a, b, c = (floats(np.ascontiguousarray(triples[:, i])).astype(np.float64) for i in range(3))
         twice = (a * b + c).astype(np.float32)

@@ -8,10 +8,10 @@ import pytest
 import record_model
 from differences import combine_difference, dispatch_difference
 from random_worlds import Limits, numbers, random_world
-from reference_runs import reference_difference
-from simulator_runs import Different, one_round, require_none, simulator_difference
+from runs import Different, one_round, reference_difference, require_none, simulator_difference
 
-from epmoe import LaunchConfig
+import epmoe_ref
+from epmoe import ExpertParallel, LaunchConfig, LocalWorld, add_rn, mul_rn
 
 SMALL = Limits(hidden=1, tokens=3, large_share=1.0)
 
@@ -98,12 +98,9 @@ def test_nothing_to_send(token_format, shared):
 
 
 def test_every_form_of_the_input_scale():
-    import epmoe_ref
-    from epmoe import ExpertParallel, LocalWorld
-
     world, pi = busy_world(**TWO, token_format="nvfp4", hidden=64), np.float32(np.pi)
     world.input_scale = [0x40490FDB] * 2
-    cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
+    cfg, received = api_arrays.config(world), record_model.dispatch(world)
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     for scale in (float(pi), pi, [pi] * 2, lambda i: np.float32(3.1415927)):
         reference = epmoe_ref.dispatch(cfg, tokens, ids, input_scale=scale)
@@ -116,21 +113,14 @@ def test_every_form_of_the_input_scale():
 
 def by_place(token, col, value, shift, table, gain):
     """Uses the place as a number, a scalar, an int32 table and a bf16 table; exact intrinsics only."""
-    from epmoe import add_rn, mul_rn
-
     return add_rn(mul_rn(value, gain[col]), mul_rn(shift, table[token, col % 2]))
 
 
 def weight_by_place(token, k, table, bend):
-    from epmoe import mul_rn
-
     return mul_rn(table[k], bend[token])
 
 
 def test_functions_with_scalars_and_tables_of_every_type():
-    import epmoe_ref
-    from epmoe import ExpertParallel, LocalWorld
-
     world = busy_world(**TWO, combine_dtype="bf16", epilogue=False)
     rng = np.random.default_rng(4)
     gain_bits = numbers(rng, "bf16", (2, 8), "ordinary")
@@ -151,7 +141,7 @@ def test_functions_with_scalars_and_tables_of_every_type():
 
     world.epilogue = exact
     expected = record_model.combine(world)
-    cfg, received = api_arrays.config(world, epmoe_ref.EPConfig), record_model.dispatch(world)
+    cfg, received = api_arrays.config(world), record_model.dispatch(world)
     keywords = dict(epilogue=by_place, epilogue_args=(1.5, table, gain), router_weights_args=(ks, bend))
     tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
     reference = epmoe_ref.dispatch(cfg, tokens, ids)
@@ -169,13 +159,10 @@ def test_functions_with_scalars_and_tables_of_every_type():
 
 @pytest.mark.parametrize("token_format", ["bf16", "fp8_blockwise"])
 def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token_format):
-    import epmoe_ref
-    from epmoe import ExpertParallel, LocalWorld
-
     hidden = {"bf16": 8, "fp8_blockwise": 128}[token_format]
     options = dict(token_format=token_format, hidden=hidden, epilogue=False)
     world = busy_world(**TWO, **options, combine_dtype="bf16")
-    cfg = api_arrays.config(world, epmoe_ref.EPConfig)
+    cfg = api_arrays.config(world)
     received, expected = record_model.dispatch(world), record_model.combine(world)
     with ExpertParallel(cfg, LocalWorld(2)) as ep:
         dispatched = ep.dispatch(
@@ -197,18 +184,15 @@ def test_expert_outputs_of_capacity_rows_and_results_in_the_callers_arrays(token
 
 def test_a_used_round_is_left_behind_whole():
     """A large round, then a small one with ids of -1: no byte of the first may appear in the second."""
-    from epmoe import ExpertParallel, LocalWorld
-    from epmoe_ref import EPConfig
-
     fields = dict(n_ranks=2, n_local_experts=2, top_k=4, max_tokens_per_rank=4, hidden=8, combine_dtype="bf16")
     for weights in ("array", "none"):
         large = busy_world(weights=weights, **fields)
         small = busy_world(Limits(hidden=1, tokens=1, large_share=1.0), weights=weights, **fields)
         small.topk_ids = [[[-1, 0, -1, 3] for _ in ids] for ids in small.topk_ids]
-        with ExpertParallel(api_arrays.config(large, EPConfig), LocalWorld(2)) as ep:
+        with ExpertParallel(api_arrays.config(large), LocalWorld(2)) as ep:
             for world in (large, small):
                 expected = record_model.combine(world)
-                _, combined = one_round(ep, world, fused=True)
+                combined = one_round(ep, world, fused=True)
                 try:
                     require_none(combine_difference(world, r, expected[r], combined[r]) for r in range(2))
                 except Different as e:

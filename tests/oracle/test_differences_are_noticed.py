@@ -11,7 +11,7 @@ from exact_formats import FACTS
 from random_worlds import random_world
 
 
-def as_result(world, received):
+def as_result(world, rank, received):
     """The model's own result as arrays."""
     facts = FACTS[world.token_format]
     rows = received.row_offsets[-1]
@@ -36,13 +36,15 @@ def as_result(world, received):
         row_offsets=np.array(received.row_offsets, np.uint32),
         expert_ids=np.array(received.expert_ids, np.int32),
         src_info=np.array(origin, np.int32).reshape(rows, 2),
-        recv_count=np.array(received.recv_count, np.uint64),
+        recv_count=np.array(received.recv_count, np.int32),
+        topk_ids=api_arrays.topk_ids(world)[rank],
+        num_tokens=world.num_tokens(rank),
     )
 
 
-def small_world(token_format, seed=11):
+def small_world(token_format):
     return random_world(
-        seed,
+        11,
         token_format=token_format,
         n_ranks=2,
         n_local_experts=2,
@@ -56,7 +58,7 @@ def small_world(token_format, seed=11):
 def compared(world, spoil):
     received = record_model.dispatch(world)
     rank = next(r for r in range(world.n_ranks) if received[r].recv_count[0][0] + received[r].recv_count[1][0] > 1)
-    result = as_result(world, received[rank])
+    result = as_result(world, rank, received[rank])
     spoil(result, next(i for i, r in enumerate(received[rank].rows) if not isinstance(r.src_rank, str)))
     return dispatch_difference(world, rank, received[rank], result, padding_is_zero=True)
 
@@ -66,12 +68,25 @@ def test_the_model_equals_itself(token_format):
     for seed in range(20, 30):
         world = random_world(seed, token_format=token_format)
         for rank, received in enumerate(record_model.dispatch(world)):
-            assert dispatch_difference(world, rank, received, as_result(world, received), padding_is_zero=True) is None
+            assert (
+                dispatch_difference(world, rank, received, as_result(world, rank, received), padding_is_zero=True)
+                is None
+            )
 
 
 @pytest.mark.parametrize("token_format", FACTS)
 @pytest.mark.parametrize(
-    "name", ["output_tokens", "output_scales", "scales_offset", "row_offsets", "expert_ids", "src_info", "recv_count"]
+    "name",
+    [
+        "output_tokens",
+        "output_scales",
+        "scales_offset",
+        "row_offsets",
+        "expert_ids",
+        "src_info",
+        "recv_count",
+        "topk_ids",
+    ],
 )
 def test_one_wrong_byte_is_reported(token_format, name):
     world = small_world(token_format)
@@ -96,7 +111,7 @@ def test_two_rows_of_one_segment_exchanged_without_their_origin_are_reported():
     for seed in range(40, 60):
         world = random_world(seed, token_format="bf16", n_ranks=1, n_local_experts=1, top_k=1)
         (received,) = record_model.dispatch(world)
-        result = as_result(world, received)
+        result = as_result(world, 0, received)
         rows = [i for i, r in enumerate(received.rows) if r.src_rank == 0]
         if len(rows) > 1 and received.rows[rows[0]].code_bytes != received.rows[rows[1]].code_bytes:
             result.output_tokens[rows[:2]] = result.output_tokens[rows[1::-1]]

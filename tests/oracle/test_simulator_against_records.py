@@ -9,7 +9,7 @@ import random
 
 import pytest
 from random_worlds import Limits, next_round, random_world
-from simulator_runs import simulator_difference
+from runs import simulator_difference
 
 WORLDS = int(os.environ.get("EPMOE_SIM_WORLDS", "16"))
 FIRST = int(os.environ.get("EPMOE_FIRST_WORLD", "0"))
