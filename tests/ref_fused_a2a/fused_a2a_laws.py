@@ -1,4 +1,4 @@
-"""Shared by the tests of fused_a2a's laws: the same worlds in every run, exact equality, the inner product."""
+"""Shared by the tests of fused_a2a's laws: the same worlds in every run, exact equality."""
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -7,11 +7,6 @@ from hypothesis import HealthCheck, settings
 law = settings(
     max_examples=25, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-def inner(one, other):
-    """<one, other> over the world, in float64: exact on small integers."""
-    return sum(float((a.astype(np.float64) * b.astype(np.float64)).sum()) for a, b in zip(one, other))
 
 
 def assert_same_bits(got, want, name):

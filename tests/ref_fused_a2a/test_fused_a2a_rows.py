@@ -1,17 +1,15 @@
-"""Laws of FusedDispatch and FusedCombine: a token travels once to a rank."""
+"""FusedDispatch and FusedCombine: what is not read, calls of one handle, any type; worlds by hand. Sums: tests/oracle."""
 
 import ml_dtypes
 import numpy as np
 import pytest
-from fused_a2a_laws import assert_same_bits, inner, law
+from fused_a2a_laws import assert_same_bits, law
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epmoe_ref import fused_a2a, strategies
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-# float16 loses integers above 2048, and exactness is the point of the laws on integers
-WIDE = (BF16, FP32)
 
 
 def dispatch(world):
@@ -23,39 +21,6 @@ def ranks_of(world):
     n_local = world.num_experts // len(world.x)
     ranks = [[{int(e) // n_local for e in token if e >= 0} for token in ids] for ids in world.token_indices]
     return [np.array([len(own) for own in tokens], int) for tokens in ranks]
-
-
-@law
-@given(strategies.rows_worlds(dtypes=WIDE, kinds=("integers",)), st.data())
-def test_dispatch_backward_is_the_adjoint_of_dispatch(world, data):
-    recv_x, recv_ids, recv_probs, _, handle = dispatch(world)
-    num_rows, width = [len(rows) for rows in recv_x], world.x[0].shape[1]
-    grad = data.draw(strategies.matrices(num_rows, width, world.x[0].dtype, ("integers",)))
-    grad_probs = data.draw(strategies.matrices(num_rows, recv_ids[0].shape[1], FP32, ("integers",)))
-    # Masked: the backward is the adjoint only then.
-    grad_probs = [np.where(ids >= 0, own, np.float32(0)) for ids, own in zip(recv_ids, grad_probs)]
-
-    grad_x, grad_token_probs = fused_a2a.dispatch_backward(handle, grad, grad_probs)
-    assert inner(recv_x, grad) == inner(world.x, grad_x)
-    sent_probs = [np.where(ids >= 0, own, np.float32(0)) for ids, own in zip(world.token_indices, world.token_probs)]
-    assert inner(recv_probs, grad_probs) == inner(sent_probs, grad_token_probs)
-
-
-@law
-@given(strategies.rows_worlds(dtypes=WIDE, kinds=("integers",)), st.data())
-def test_combine_backward_is_the_adjoint_of_combine(world, data):
-    recv_x, *_, handle = dispatch(world)
-    rows = data.draw(strategies.matrices([len(own) for own in recv_x], 16, BF16, ("integers",)))
-    grad = data.draw(strategies.matrices([len(own) for own in world.x], 16, BF16, ("integers",)))
-    assert inner(fused_a2a.combine_forward(rows, handle), grad) == inner(rows, fused_a2a.combine_backward(handle, grad))
-
-
-@law
-@given(strategies.rows_worlds(dtypes=WIDE, kinds=("integers",)))
-def test_combine_of_dispatch_multiplies_by_the_number_of_ranks(world):
-    recv_x, *_, handle = dispatch(world)
-    want = [(x.astype(FP32) * n[:, None] + FP32.type(0)).astype(x.dtype) for x, n in zip(world.x, ranks_of(world))]
-    assert_same_bits(fused_a2a.combine_forward(recv_x, handle), want, "combined_x")
 
 
 @law
@@ -86,15 +51,6 @@ def test_a_handle_serves_any_number_of_calls_and_widths(world, data):
     for rank, rows in enumerate(narrow):
         want = [other[src][token] for src, token in zip(handle.src_rank[rank], handle.src_token[rank])]
         assert rows.shape == (len(want), 4) and all(np.array_equal(row, one) for row, one in zip(rows, want))
-
-
-@law
-@given(strategies.rows_worlds(kinds=("normal",)))
-def test_gradients_of_dispatch_have_the_rounding_points_of_combine(world):
-    recv_x, *_, handle = dispatch(world)
-    grad_x, grad_probs = fused_a2a.dispatch_backward(handle, recv_x, None)
-    assert_same_bits(grad_x, fused_a2a.combine_forward(recv_x, handle), "grad_x")
-    assert grad_probs == [None] * len(recv_x)
 
 
 @law
