@@ -1,30 +1,26 @@
 """What the device tests of fused_a2a share: small groups, NumPy copies of results, exact equality over a world."""
 
 import os
+import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from epmoe import DeviceArray, LaunchConfig, LocalWorld, device
 from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a.buffer import Buffer
 
+sys.path.append(str(Path(__file__).parents[1] / "ref_fused_a2a"))
+import fused_a2a_laws as laws
+
 BF16, FP16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 
-# Derandomised, so that a run depends on nothing but the code; a slow machine is no failure.
-law = settings(
-    max_examples=12 if "EPMOE_FUZZ" in os.environ else 6,  # at night, by day
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-
-
+law = settings(laws.law, max_examples=12 if "EPMOE_FUZZ" in os.environ else 6)  # at night, by day
 SMALL_LAUNCH = LaunchConfig(n_sms=2, num_threads=32)
 
 
@@ -94,27 +90,8 @@ def host(result):
 
 
 def assert_same(got, want, name):
-    """Same dtype, shape and bits; two NaNs are equal whatever their sign and payload. Lists are over ranks."""
-    if isinstance(want, (list, tuple)):
-        got = [None] * len(want) if got is None else got
-        assert len(got) == len(want), f"{name}: {len(got)} ranks, wanted {len(want)}"
-        for rank, (one, other) in enumerate(zip(got, want)):
-            assert_same(one, other, f"{name}[{rank}]")
-        return
-    if want is None:
-        assert got is None, f"{name} is {got!r}, wanted None"
-        return
-    got = host(got)
-    assert (got.dtype, got.shape) == (want.dtype, want.shape), (
-        f"{name} is {got.dtype} {got.shape}, wanted {want.dtype} {want.shape}"
-    )
-    bits = np.dtype(f"u{got.dtype.itemsize}")
-    differ = np.ascontiguousarray(got).view(bits) != np.ascontiguousarray(want).view(bits)
-    if differ.any() and got.dtype.kind not in "iub":
-        differ &= ~(np.isnan(got) & np.isnan(want))
-    for place in np.argwhere(differ)[:1]:
-        place = tuple(int(i) for i in place)
-        raise AssertionError(f"{name}{list(place)} is {got[place]!r}, wanted {want[place]!r}")
+    """As assert_same_bits, of results on the device."""
+    laws.assert_same_bits(host(got), want, name)
 
 
 def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):

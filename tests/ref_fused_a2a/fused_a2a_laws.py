@@ -12,9 +12,10 @@ law = settings(
 def assert_same_bits(got, want, name):
     """Same dtype, shape and bits; two NaNs are equal whatever their sign and payload.
 
-    got, want: arrays, or lists over ranks of them (None where there is nothing). The message says where they differ.
+    got, want: arrays, or lists over ranks of them (None where there is nothing; it stands for a list of None too).
     """
     if isinstance(want, (list, tuple)):
+        got = [None] * len(want) if got is None else got
         assert len(got) == len(want), f"{name}: {len(got)} ranks, wanted {len(want)}"
         for rank, (one, other) in enumerate(zip(got, want)):
             assert_same_bits(one, other, f"{name}[rank {rank}]")
