@@ -35,7 +35,6 @@ LONGEST = [
     "processes/test_a_rank_fails.py",
     "soak/test_soak_finds_what_is_wrong.py",
     "explain/test_explain_command.py",
-    "host/test_local_rounds.py",
     "shmem/test_shmem_worlds.py",
     "shmem/test_rounds_over_the_network.py",
     "device/test_device_ptx.py",

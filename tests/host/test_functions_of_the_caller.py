@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from test_local_rounds import scaled_rows
-from worlds_at_hand import batch, config, parallel
+from worlds_at_hand import batch, config, parallel, scaled_rows
 
 import epmoe_ref
 from epmoe.host.user_functions import add_rn, mul_rn

@@ -60,6 +60,17 @@ def refused(ep, said):
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
+def scaled_rows(d, factor):
+    """Expert outputs that depend on the expert: rows of group g times factor + g, in bf16."""
+    y = []
+    for of_rank in d:
+        offsets = np.asarray(of_rank.row_offsets).astype(np.int64)
+        rows = np.asarray(of_rank.output_tokens)[: offsets[-1]].astype(np.float32)
+        group = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        y.append((rows * (factor + group)[:, None]).astype(BF16))
+    return y
+
+
 def equal_dispatch(cfg, d, x, ids, **options):
     """The reference's results; those here are equal."""
     want = epmoe_ref.dispatch(cfg, x, ids, **options)

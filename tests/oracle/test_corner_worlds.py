@@ -99,11 +99,10 @@ def test_nothing_to_send(token_format, shared):
 
 def test_every_form_of_the_input_scale():
     world, pi = busy_world(**TWO, token_format="nvfp4", hidden=64), np.float32(np.pi)
-    world.input_scale = [0x40490FDB] * 2
-    cfg, received = api_arrays.config(world), record_model.dispatch(world)
-    tokens, ids = api_arrays.input_tokens(world), api_arrays.topk_ids(world)
-    for scale in (float(pi), pi, [pi] * 2, lambda i: np.float32(3.1415927)):
-        reference = epmoe_ref.dispatch(cfg, tokens, ids, input_scale=scale)
+    cfg, tokens, ids = api_arrays.config(world), api_arrays.input_tokens(world), api_arrays.topk_ids(world)
+    for scale, of_rank_1 in ((float(pi), pi), (pi, pi), ([pi, 0.5], 0.5), (lambda i: np.float32(3.1415927), pi)):
+        world.input_scale = np.array([pi, of_rank_1], np.float32).view(np.uint32).tolist()
+        received, reference = record_model.dispatch(world), epmoe_ref.dispatch(cfg, tokens, ids, input_scale=scale)
         with ExpertParallel(cfg, LocalWorld(2), launch=LaunchConfig(2, 32)) as ep:
             kernel = [d.trimmed().numpy() for d in ep.dispatch(tokens, ids, input_scale=scale)]
         for rank in range(2):
