@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from worlds_at_hand import batch, config, parallel
 
-from epmoe import EPValueError, ExpertParallel, LocalWorld, PeerTimeout
+from epmoe import ExpertParallel, LocalWorld, PeerTimeout
 from epmoe.device.sim.memory import MEMORY
 from epmoe.host import engine, user_functions
 
@@ -72,11 +72,6 @@ def test_functions_of_earlier_rounds_are_let_go(monkeypatch):
             d = ep.dispatch(x, ids)
             ep.combine([one.output_tokens for one in d], d, weights, epilogue)
         assert len(ep._engine._calls) <= 3 + 2
-
-
-def test_a_class_is_no_world():
-    with pytest.raises(EPValueError):
-        ExpertParallel(config(), LocalWorld)
 
 
 def make(factor, offset):
