@@ -3,13 +3,28 @@
 import numpy as np
 from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, intrinsic
 
-from epmoe.device import int32 as shared_int32
 from epmoe.device import (
+    ballot,
+    bulk_commit,
+    bulk_load,
+    bulk_store,
+    bulk_wait,
+    bulk_wait_read,
+    dynamic_shared,
+    elect_one,
+    fence_proxy_async,
     kernel,
     load_i32,
     load_u32,
+    mbar_arrive,
+    mbar_expect_tx,
+    mbar_init,
+    mbar_try_wait,
+    popc,
     shared_addr,
     shared_array,
+    shared_load_i32,
+    shared_store_i32,
     store16,
     store_i32,
     syncthreads,
@@ -17,6 +32,7 @@ from epmoe.device import (
     u32,
     u64,
 )
+from epmoe.device import int32 as shared_int32
 
 
 @kernel()
@@ -62,7 +78,7 @@ def goes_through_shared(load, store, op_load, op_store, size):
 
     @kernel()
     def through(params, num_tokens, my_rank):
-        base = word_dynamic_shared()
+        base = dynamic_shared()
         i = thread_idx()
         op_store(base + u32(size * i), load(params + u64(size * i)))
         syncthreads()
@@ -71,7 +87,6 @@ def goes_through_shared(load, store, op_load, op_store, size):
     return through
 
 
-word_dynamic_shared = intrinsic("dynamic_shared")
 INSTRUCTION = {"load": "ld", "store": "st"}
 for _ty in ("i32", "u32", "u64", "f32"):
     _load, _store = at_types(_ty)
@@ -93,7 +108,7 @@ for _ty in ("i32", "u32", "u64", "f32"):
 def sixteen_through_shared(op_load, op_store):
     @kernel()
     def through(params, num_tokens, my_rank):
-        base = word_dynamic_shared()
+        base = dynamic_shared()
         i = thread_idx()
         p = params + u64(16 * i)
         op_store(base + u32(16 * i), load_u32(p), load_u32(p + u64(4)), load_u32(p + u64(8)), load_u32(p + u64(12)))
@@ -122,28 +137,26 @@ def tells_addresses(params, num_tokens, my_rank):
     if thread_idx() == 0:
         a[3] = 7
         b[3] = 9
-        store_i32(params + u64(OUT), word_shared_load(shared_addr(a) + u32(12)))
-        store_i32(params + u64(OUT + 4), word_shared_load(shared_addr(b) + u32(12)))
+        store_i32(params + u64(OUT), shared_load_i32(shared_addr(a) + u32(12)))
+        store_i32(params + u64(OUT + 4), shared_load_i32(shared_addr(b) + u32(12)))
 
 
-word_shared_load = intrinsic("shared_load_i32")
 case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
 
 
 @kernel()
 def tells_dynamic(params, num_tokens, my_rank):
     a = shared_array(8, shared_int32)
-    base = word_dynamic_shared()
+    base = dynamic_shared()
     i = thread_idx()
     if i < 8:
         a[i] = 1
-    word_shared_store(base + u32(4 * i), i)
+    shared_store_i32(base + u32(4 * i), i)
     syncthreads()
     aligned = 1 if base % u32(16) == u32(0) else 0
-    store_i32(params + u64(OUT) + u64(4 * i), word_shared_load(base + u32(4 * i)) + aligned)
+    store_i32(params + u64(OUT) + u64(4 * i), shared_load_i32(base + u32(4 * i)) + aligned)
 
 
-word_shared_store = intrinsic("shared_store_i32")
 case(
     "dynamic_shared",
     r"\.extern \.shared \.align 128",
@@ -154,42 +167,34 @@ case(
 )
 
 
-w_init, w_expect, w_arrive, w_try = [intrinsic("mbar_" + n) for n in ("init", "expect_tx", "arrive", "try_wait")]
-w_bulk_load = intrinsic("bulk_load")
-w_bulk_store, w_commit = intrinsic("bulk_store"), intrinsic("bulk_commit")
-w_wait, w_wait_read = intrinsic("bulk_wait"), intrinsic("bulk_wait_read")
-w_fence = intrinsic("fence_proxy_async")
-w_elect = intrinsic("elect_one")
-
-
 @kernel()
 def copies_in_bulk(params, num_tokens, my_rank):
     """Two phases: load 256 bytes, add 1 to each word, store them, with two arrivals a phase."""
-    stage = word_dynamic_shared()
+    stage = dynamic_shared()
     bar = stage + u32(256)
     i = thread_idx()
     if i == 0:
-        w_init(bar, u32(2))
-        w_fence()
+        mbar_init(bar, u32(2))
+        fence_proxy_async()
     syncthreads()
     for phase in range(2):
         if i == 0:
-            w_expect(bar, u32(256))
-            w_bulk_load(stage, params + u64(256 * phase), u32(256), bar)
+            mbar_expect_tx(bar, u32(256))
+            bulk_load(stage, params + u64(256 * phase), u32(256), bar)
         if i == 1:
-            w_arrive(bar)
-        while w_try(bar, u32(phase)) == 0:
+            mbar_arrive(bar)
+        while mbar_try_wait(bar, u32(phase)) == 0:
             pass
-        word_shared_store(stage + u32(4 * i), word_shared_load(stage + u32(4 * i)) + 1)
-        w_fence()
+        shared_store_i32(stage + u32(4 * i), shared_load_i32(stage + u32(4 * i)) + 1)
+        fence_proxy_async()
         syncthreads()
         if i == 0:
-            w_bulk_store(params + u64(OUT + 256 * phase), stage, u32(256))
-            w_commit()
-            w_wait_read()
+            bulk_store(params + u64(OUT + 256 * phase), stage, u32(256))
+            bulk_commit()
+            bulk_wait_read()
         syncthreads()
     if i == 0:
-        w_wait()
+        bulk_wait()
 
 
 _bulk = np.arange(128, dtype=np.int32) * 3
@@ -209,13 +214,12 @@ for _name, _text in {
 
 @kernel()
 def elects(params, num_tokens, my_rank):
-    chosen = w_elect()
+    chosen = elect_one()
     if chosen:
         store_i32(params + u64(OUT) + u64(4 * (thread_idx() // 32)), 1)
-    how_many = device_popc(device_ballot(chosen))
+    how_many = popc(ballot(chosen))
     if thread_idx() % 32 == 0:
         store_i32(params + u64(OUT + 8) + u64(4 * (thread_idx() // 32)), how_many)
 
 
-device_popc, device_ballot = intrinsic("popc"), intrinsic("ballot")
 case("elect_one", r"elect\.sync", elects, np.zeros(1, np.int32), np.array([1, 1, 1, 1], np.int32), block=64)

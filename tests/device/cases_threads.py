@@ -6,10 +6,12 @@ from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, intrins
 from epmoe.device import (
     block_dim,
     block_idx,
+    globaltimer,
     kernel,
     load_f32,
     load_i32,
     load_u32,
+    nanosleep,
     store_f32,
     store_i32,
     store_u32,
@@ -48,13 +50,12 @@ def advances(op):
             start = op()
             for _ in range(1000):
                 store_i32(params, 1)
-            device_nanosleep(u32(100000))
+            nanosleep(u32(100000))
             store_i32(params + u64(OUT), 1 if u64(op()) > u64(start) else 0)
 
     return clock_advances
 
 
-device_nanosleep = intrinsic("nanosleep")
 for _name, _text in {"globaltimer": r"%globaltimer", "clock": r"%clock64"}.items():
     case(_name, _text, advances(intrinsic(_name)), np.zeros(1, np.int32), np.ones(1, np.int32))
 
@@ -62,13 +63,12 @@ for _name, _text in {"globaltimer": r"%globaltimer", "clock": r"%clock64"}.items
 @kernel()
 def sleeps(params, num_tokens, my_rank):
     if thread_idx() == 0:
-        start = word_globaltimer()
+        start = globaltimer()
         for _ in range(100):
-            device_nanosleep(u32(10000))
-        store_i32(params + u64(OUT), 1 if u64(word_globaltimer()) - u64(start) > u64(200000) else 0)
+            nanosleep(u32(10000))
+        store_i32(params + u64(OUT), 1 if u64(globaltimer()) - u64(start) > u64(200000) else 0)
 
 
-word_globaltimer = intrinsic("globaltimer")
 case("nanosleep", r"nanosleep\.u32", sleeps, np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
@@ -158,17 +158,5 @@ for _name, _text, _ty, _in, _expected, *_lane in (
     warp_case("warp_" + _name, _text, _ty, _ty, _in, _expected, *_lane)
 
 
-def votes(op):
-    @kernel()
-    def vote(params, num_tokens, my_rank):
-        i = thread_idx()
-        store_i32(params + u64(OUT) + u64(4 * i), op(load_i32(params + u64(4 * i))))
-
-    return vote
-
-
-for _name, _text, _votes, _told in (
-    ("syncthreads_or", r"bar\.red\.or\.pred", _some, 1),
-    ("syncthreads_count", r"bar\.red\.popc\.u32", ODD, ODD.sum()),
-):
-    case(_name, _text, votes(intrinsic(_name)), _votes, np.full(64, _told, np.int32), block=64)
+warp_case("syncthreads_or", r"bar\.red\.or\.pred", "i32", "i32", _some, np.ones(64))
+warp_case("syncthreads_count", r"bar\.red\.popc\.u32", "i32", "i32", ODD, np.full(64, ODD.sum()))

@@ -1,5 +1,7 @@
 """Small programs of a few threads, run under the race detector."""
 
+import inspect
+
 import numpy as np
 
 from epmoe import device
@@ -13,10 +15,15 @@ REGIONS = [
 FLAG, DATA, OUT = 0, 64, 2048
 
 
-def execute(kernel, *, ranks=1, grid=1, block=32, seed=0, launches=1, shared_bytes=0, **options):
+def nothing():
+    """In the place of a synchronisation."""
+
+
+def execute(kernel, *, ranks=1, grid=1, block=32, seed=0, launches=1, shared_bytes=0, slow_ranks=(), **options):
     """Run a kernel on every rank, all on the words of rank 0. Returns the memory as int32."""
     options.setdefault("racecheck", True)
     machine = device.machine(ranks, seed=seed, **options)
+    machine.slow_ranks = slow_ranks
     buffer = machine.alloc(4096, "words", regions=REGIONS)
     try:
         buffer.fill(0)
@@ -44,8 +51,6 @@ def first_race(kernel, seeds=range(4), **options):
 
 def line_of(kernel, text):
     """ "file.py:line" of the line of a kernel's source that contains the text."""
-    import inspect
-
     lines, start = inspect.getsourcelines(kernel.fn)
     return "%s:%d" % (
         kernel.fn.__code__.co_filename.rpartition("/")[2],

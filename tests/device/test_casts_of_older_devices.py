@@ -17,21 +17,23 @@ def float_bits():
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["low", "high"])
-def test_bf16_pairs(place):
-    bits, other = float_bits(), np.uint32(0x3F800000)
-    given = (bits, np.full_like(bits, other)) if place == 0 else (np.full_like(bits, other), bits)
-    got = casts.run(casts.BF16X2, *given) >> np.uint32(16 * place) & np.uint32(0xFFFF)
-    right = to_output_type(bits.view(np.float32), np.dtype(bfloat16)).view(np.uint16)
-    assert_equal_unless_nan(bits, got, right, nan=0x7FFF)
-
-
-@pytest.mark.parametrize("place", [0, 1], ids=["low", "high"])
-def test_e4m3_pairs(place):
-    bits, other = float_bits(), np.uint32(0x3F800000)
-    given = (bits, np.full_like(bits, other)) if place == 0 else (np.full_like(bits, other), bits)
-    got = casts.run(casts.E4M3X2, *given) >> np.uint32(8 * place) & np.uint32(0xFF)
-    right = to_e4m3(bits.view(np.float32)).view(np.uint8)
-    assert_equal_unless_nan(bits, got, right, nan=0x7F)
+@pytest.mark.parametrize(
+    "cast, dtype, reference, nan",
+    [
+        (casts.BF16X2, np.uint16, lambda x: to_output_type(x, np.dtype(bfloat16)), 0x7FFF),
+        (casts.E4M3X2, np.uint8, to_e4m3, 0x7F),
+    ],
+    ids=["bf16", "e4m3"],
+)
+def test_pairs(cast, dtype, reference, nan, place):
+    bits = float_bits()
+    given = [np.full_like(bits, 0x3F800000)] * 2
+    given[place] = bits
+    got = (casts.run(cast, *given) >> np.uint32(8 * np.dtype(dtype).itemsize * place)).astype(dtype)
+    right, is_nan = reference(bits.view(np.float32)).view(dtype), np.isnan(bits.view(np.float32))
+    assert (got[is_nan] == nan).all()
+    wrong = np.flatnonzero((got != right) & ~is_nan)
+    assert not len(wrong), [(hex(bits[i]), hex(got[i]), hex(right[i])) for i in wrong[:3]]
 
 
 def test_values_of_e4m3():
@@ -42,10 +44,3 @@ def test_values_of_e4m3():
         right = np.array([arithmetic.e4m3_lo(int(c)) for c in codes], np.float32)
         finite = right == right
         assert (got.view(np.uint32) == right.view(np.uint32))[finite].all() and np.isnan(got[~finite]).all()
-
-
-def assert_equal_unless_nan(bits, got, right, nan):
-    is_nan = np.isnan(bits.view(np.float32))
-    assert (got[is_nan] == nan).all()
-    wrong = np.flatnonzero((got != right) & ~is_nan)
-    assert not len(wrong), [(hex(bits[i]), hex(got[i]), hex(right[i])) for i in wrong[:3]]

@@ -6,7 +6,6 @@ import time
 import pytest
 from litmus import DATA, FLAG, OUT, execute, line_of
 
-from epmoe import device
 from epmoe.device import (
     any_lane,
     atomic_add_relaxed_gpu_i32,
@@ -261,11 +260,4 @@ def test_a_slow_rank_is_waited_for(soon, tonight):
             st_release_gpu_i32(params, 1)
 
     for seed in range(4 if tonight else 1):
-        machine = device.machine(2, seed=seed, racecheck=False)
-        machine.slow_ranks = (0,)
-        buffer = machine.alloc(4096, "words")
-        buffer.fill(0)
-        with machine.hold():
-            for rank in range(2):
-                machine.launch(one_is_slow, 1, 32, (buffer.address, 0, rank), stream=machine.stream(rank))
-        buffer.free()
+        execute(one_is_slow, ranks=2, seed=seed, slow_ranks=(0,), racecheck=False)

@@ -1,7 +1,7 @@
 """Barriers and syncwarp order memory, shuffles and votes do not; chains of atomics; launches; narrow and nc loads."""
 
 import pytest
-from litmus import DATA, FLAG, OUT, first_race, line_of
+from litmus import DATA, FLAG, OUT, first_race, line_of, nothing
 
 from epmoe import device
 from epmoe.device import (
@@ -35,10 +35,6 @@ from epmoe.device import (
     u64,
     warp_sum_i32,
 )
-
-
-def nothing():
-    pass
 
 
 def neighbours(meet, distance):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from litmus import DATA, FLAG, OUT, execute, first_race
+from litmus import DATA, FLAG, OUT, execute, first_race, nothing
 
 from epmoe import device
 from epmoe.device import (
@@ -32,10 +32,6 @@ from epmoe_ref.errors import EPError, OutOfBoundsError
 
 ROUNDS = 3
 SHARED = 1024
-
-
-def nothing():
-    pass
 
 
 def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reuse=bulk_wait_read, wait=bulk_wait):

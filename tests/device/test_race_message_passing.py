@@ -7,7 +7,7 @@ rule that predicts the detector's verdict is written here from the PTX memory mo
 import itertools
 
 import pytest
-from litmus import DATA, FLAG, OUT, execute, first_race
+from litmus import DATA, FLAG, OUT, execute, first_race, nothing
 
 from epmoe import device
 from epmoe.device import (
@@ -51,10 +51,6 @@ READERS = [
     "atomic_add_release",
     "atomic_add_relaxed+fence",
 ]
-
-
-def nothing():
-    pass
 
 
 def op_of(way, scope):

@@ -1,7 +1,7 @@
 """Scopes, release and acquire patterns, and load16_nc: rules of PTX's model beyond message passing."""
 
 import pytest
-from litmus import DATA, FLAG, first_race
+from litmus import DATA, FLAG, first_race, nothing
 
 from epmoe import device
 from epmoe.device import (
@@ -20,10 +20,6 @@ from epmoe.device import (
     thread_idx,
     u64,
 )
-
-
-def nothing():
-    pass
 
 
 def two_on_a_counter(first, second):

@@ -1,7 +1,7 @@
 """The report on each common mistake: the two accesses, then the cause, and never a wrong cause."""
 
 import pytest
-from litmus import DATA, FLAG, OUT, first_race, line_of
+from litmus import DATA, FLAG, OUT, first_race, line_of, nothing
 
 from epmoe.device import (
     block_idx,
@@ -18,10 +18,6 @@ from epmoe.device import (
     thread_idx,
     u64,
 )
-
-
-def nothing():
-    pass
 
 
 def passing(

@@ -93,16 +93,7 @@ def test_slow_ranks_are_slow():
         store_i32(params + u64(OUT + 4 * my_rank), atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0))
 
     def when_the_second_ended(seed):  # how far the first one was
-        machine = device.machine(2, seed=seed)
-        machine.slow_ranks = (0,)
-        buffer = machine.alloc(4096, "words")
-        buffer.fill(0)
-        with machine.hold():
-            for rank in range(2):
-                machine.launch(progress, 1, 1, (buffer.address, 0, rank), stream=machine.stream(rank))
-        behind = int(buffer.read(np.int32, 1024)[OUT // 4 + 1])
-        buffer.free()
-        return behind
+        return execute(progress, ranks=2, block=1, seed=seed, slow_ranks=(0,), racecheck=False)[OUT // 4 + 1]
 
     assert sum(when_the_second_ended(seed) < 60 for seed in range(20)) > 15
 

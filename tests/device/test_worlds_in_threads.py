@@ -1,6 +1,7 @@
 """Worlds in several threads of the operating system take turns, with the same results as in one thread."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -13,24 +14,14 @@ from epmoe.device.sim.threads import SimThread
 
 def in_threads(n, work):
     """Run work(i) in n threads at once; their results. An exception in one is raised here."""
-    results, errors = [None] * n, []
     ready = threading.Barrier(n)
 
     def call(i):
-        try:
-            ready.wait()
-            results[i] = work(i)
-        except BaseException as error:
-            errors.append(error)
+        ready.wait()
+        return work(i)
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(n)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(n) as pool:
+        return list(pool.map(call, range(n)))
 
 
 @kernel()
