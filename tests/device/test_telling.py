@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -82,18 +82,12 @@ def test_any_thread_may_ask(on):
     machine = device.machine(1)
     telling, buffer = Telling(machine, 0, machine.stream(0)), machine.alloc(64, "numbers")
     buffer.write(np.arange(16, dtype=np.uint32))
-    told = []
 
     def ask(n):
-        for _ in range(3):
-            told.append((n, telling.tell([(buffer.address, 4 * n)], 30.0)[0]))
+        return [telling.tell([(buffer.address, 4 * n)], 30.0)[0].view(np.uint32).tolist() for _ in range(3)]
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in (16, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(told) == 6 and all(a.view(np.uint32).tolist() == list(range(n)) for n, a in told)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, (16, 5))) == [[list(range(n))] * 3 for n in (16, 5)]
     telling.free()
     buffer.free()
 

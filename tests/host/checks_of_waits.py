@@ -6,6 +6,7 @@ Run by counted_rounds.py.
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -175,20 +176,12 @@ def check_a_late_word_is_seen_and_another_thread_runs_meanwhile():
 
 def check_several_threads_are_told_their_own_arrays():
     tell, values, driver = one_array()
-    wrong = []
 
     def many(n):
-        for _ in range(200):
-            told = tell(n)
-            if not np.array_equal(told, values[:n]):
-                wrong.append(told)
+        return all(np.array_equal(tell(n), values[:n]) for _ in range(200))
 
-    threads = [threading.Thread(target=many, args=(n,)) for n in (100, 50, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(many, (100, 50, 1)))
 
 
 def check_an_interruption_ends_the_wait_at_once():

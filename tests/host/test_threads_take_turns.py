@@ -1,6 +1,6 @@
 """One call at a time: a second one, of another thread or of a function inside a call, is refused and harms nothing."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,19 +14,9 @@ UNDER_WAY = "another call is under way, in another thread or around a function o
 
 def in_a_thread(call):
     """What a call in another thread raised, in words."""
-    said = []
-
-    def run():
-        try:
-            call()
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive()
-    return "".join(said)
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(call).exception(20)
+    return f"{type(error).__name__}: {error}"
 
 
 def test_calls_inside_a_call_are_refused():
