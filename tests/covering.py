@@ -3,6 +3,13 @@
 import collections
 import itertools
 
+import pytest
+
+
+def rest_at_night(names, by_day):
+    """Parameters of a test: these names; those that are not in by_day run at night."""
+    return [name if name in by_day else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+
 
 def covering(cases, at_most):
     """Indices of at most that many cases, each a set of values, which together have as many values as possible.

@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from covering import rest_at_night
 from intrinsic_cases import CASES
-
-HERE = Path(__file__).parent
-
 
 BY_DAY = sorted(CASES)[::3]
 
@@ -15,12 +13,10 @@ BY_DAY = sorted(CASES)[::3]
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
     """{intrinsic: PTX of a kernel that uses it}"""
-    return gpu_side(HERE / "ptx_of_intrinsics.py", *(sorted(CASES) if tonight else BY_DAY))
+    return gpu_side(Path(__file__).with_name("ptx_of_intrinsics.py"), *(sorted(CASES) if tonight else BY_DAY))
 
 
-@pytest.mark.parametrize(
-    "name", [w if w in BY_DAY else pytest.param(w, marks=pytest.mark.nightly) for w in sorted(CASES)]
-)
+@pytest.mark.parametrize("name", rest_at_night(sorted(CASES), BY_DAY))
 def test_word_is_its_instruction(ptx, name):
     text = ptx[name]
     assert re.search(CASES[name].ptx, text), "no %s in\n%s" % (CASES[name].ptx, text)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from covering import rest_at_night
 
 pytestmark = pytest.mark.timeout(900)  # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
@@ -58,30 +59,27 @@ NEEDED = {
 BY_DAY = ("cached dispatch", "move")  # one that meets its peers and one alone; at night all
 
 
-def kernels(names):
-    """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
-
-
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
     """{kernel: its PTX}"""
     return gpu_side(HERE / "rows_ptx.py", *(NEEDED if tonight else BY_DAY))
 
 
-@pytest.mark.parametrize("name", kernels(NEEDED))
+@pytest.mark.parametrize("name", rest_at_night(NEEDED, BY_DAY))
 def test_accesses_and_orders_are_in_the_ptx(ptx, name):
     assert ".target sm_90" in ptx[name]
     for pattern in NEEDED[name]:
         assert re.search(pattern, ptx[name]), f"{name} has no {pattern}"
 
 
-@pytest.mark.parametrize("name", kernels(NEEDED))
+@pytest.mark.parametrize("name", rest_at_night(NEEDED, BY_DAY))
 def test_no_local_memory_no_calls_no_double(ptx, name):
     for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
 
 
-@pytest.mark.parametrize("name", kernels(["receive fp8", "move", "hybrid combine", "hybrid combine without signals"]))
+@pytest.mark.parametrize(
+    "name", rest_at_night(["receive fp8", "move", "hybrid combine", "hybrid combine without signals"], BY_DAY)
+)
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]

@@ -7,7 +7,6 @@ import pytest
 
 pytestmark = pytest.mark.nightly
 
-HERE = Path(__file__).parent
 ENCODED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
 DECODED = ["bf16", "fp8_blockwise", "nvfp4", "mxfp4_rows", "slots"]
 SWIGLU = ["bf16", "fp8_blockwise"]
@@ -16,20 +15,13 @@ NAMES = (
     + [f"decode {name}" for name in DECODED]
     + [f"swiglu {name}" for name in SWIGLU]
 )
-BY_DAY = ("encode fp8_blockwise", "encode nvfp4", "decode bf16", "swiglu bf16")
-
-
-def some(kind, names):
-    """Parameters of a test: these, the others than BY_DAY at night."""
-    return [name if kind + name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
 
 
 @pytest.fixture(scope="module")
-def compiled(gpu_side, tonight):
+def compiled(gpu_side):
     """{kernel: its PTX, registers, spills}"""
-    names = NAMES if tonight else BY_DAY
-    found = gpu_side(HERE / "compiled_formats.py", *names)
-    assert sorted(found) == sorted(names)
+    found = gpu_side(Path(__file__).with_name("compiled_formats.py"), *NAMES)
+    assert sorted(found) == sorted(NAMES)
     return found
 
 
@@ -37,8 +29,7 @@ def count(ptx, pattern):
     return len(re.findall(pattern, ptx))
 
 
-@pytest.mark.parametrize("name", some("", NAMES))
-@pytest.mark.by_day(1)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_local_memory_and_no_calls(compiled, name):
     ptx = compiled[name]["ptx"]
     assert not count(ptx, r"\.local\b") and not count(ptx, r"\bcall\b")
@@ -46,7 +37,7 @@ def test_no_local_memory_and_no_calls(compiled, name):
     assert compiled[name]["registers"] <= 64  # 1024 threads a block
 
 
-@pytest.mark.parametrize("name", some("encode ", ENCODED))
+@pytest.mark.parametrize("name", ENCODED)
 def test_encoders_read_16_bytes_a_lane_and_only_once(compiled, name):
     ptx = compiled[f"encode {name}"]["ptx"]
     assert count(ptx, r"ld\.global\.v4\.u32") == 2
@@ -56,7 +47,7 @@ def test_encoders_read_16_bytes_a_lane_and_only_once(compiled, name):
     assert count(ptx, r"st\.global\.u64") == (0 if "8" in name else 1)
 
 
-@pytest.mark.parametrize("name", some("encode ", ENCODED))
+@pytest.mark.parametrize("name", ENCODED)
 def test_float_arithmetic_is_as_written(compiled, name):
     """No contraction, no flush to zero, no approximate division; fused only where the quotient is corrected."""
     ptx = compiled[f"encode {name}"]["ptx"]
@@ -65,7 +56,7 @@ def test_float_arithmetic_is_as_written(compiled, name):
     assert count(ptx, r"cvt\.rn\.satfinite\.e4m3x2\.f32") == {"fp8_blockwise": 8, "mxfp8": 8, "nvfp4": 1}.get(name, 0)
 
 
-@pytest.mark.parametrize("name", some("decode ", DECODED))
+@pytest.mark.parametrize("name", DECODED)
 def test_decoders_copy_16_bytes_a_lane_and_never_through_the_read_only_path(compiled, name):
     ptx = compiled[f"decode {name}"]["ptx"]
     # batches in flight: of eight, and at the end of four

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from covering import rest_at_night
 
 pytestmark = pytest.mark.timeout(900)  # one compilation for all, on a busy machine
 HERE = Path(__file__).parent
@@ -41,18 +42,13 @@ NEEDED = {
 BY_DAY = ("combine_async", "combine_wait")  # what is sent and what is received; at night all
 
 
-def kernels(names):
-    """Parameters of a test: of these kernels, the others than BY_DAY at night."""
-    return [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in names]
-
-
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
     """{kernel: its PTX}"""
     return gpu_side(HERE / "kernel_ptx.py", *(NEEDED if tonight else BY_DAY))
 
 
-@pytest.mark.parametrize("name", kernels(NEEDED))
+@pytest.mark.parametrize("name", rest_at_night(NEEDED, BY_DAY))
 def test_accesses_and_orders_are_in_the_ptx(ptx, name):
     text = ptx[name]
     assert ".target sm_90" in text
@@ -60,7 +56,7 @@ def test_accesses_and_orders_are_in_the_ptx(ptx, name):
         assert re.search(pattern, text), f"{name} has no {pattern}"
 
 
-@pytest.mark.parametrize("name", kernels(NEEDED))
+@pytest.mark.parametrize("name", rest_at_night(NEEDED, BY_DAY))
 def test_no_local_memory_no_calls_no_double(ptx, name):
     for unwanted in (r"\.local", r"\bcall\b", r"\.f64", r"\bvolatile\b", r"\.func\b"):
         assert not re.search(unwanted, ptx[name]), f"{name} has {unwanted}"
@@ -74,6 +70,6 @@ def test_a_combine_without_signals_has_no_release_behind_its_rows(ptx):
     assert "fence.acq_rel" not in text and not re.search(r"st\.release\.sys", text[text.rindex("st.relaxed.sys") :])
 
 
-@pytest.mark.parametrize("name", kernels(["dispatch_wait", "combine_wait"]))
+@pytest.mark.parametrize("name", rest_at_night(["dispatch_wait", "combine_wait"], BY_DAY))
 def test_what_peers_write_is_never_read_through_the_non_coherent_path(ptx, name):
     assert ".nc" not in ptx[name]
