@@ -175,14 +175,14 @@ def test_a_reduction_before_a_fence_acquires_nothing():
     assert "data[thread 0, word 0]" in first_race(reader(device.red_add_relaxed_gpu_i32), seeds=range(8), grid=2)
 
 
-def nc_then_write(write, meet=syncthreads):
+def nc_then_write(write):
     """Warp 0 loads through the non-coherent path, then warp 1 writes."""
 
     @kernel()
     def writes_later(params, num_tokens, my_rank):
         if thread_idx() < 32:
             load16_nc(params + u64(DATA))
-        meet()
+        syncthreads()
         if thread_idx() == 40:
             write(params + u64(DATA), 1)
 

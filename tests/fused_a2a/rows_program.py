@@ -75,9 +75,9 @@ def hybrid_round(world, rng, num_tokens, hidden, local, **options):
     assert_same(back, reference.hybrid_combine_backward(here, grad)[0], "rows by expert")
 
 
-def blockwise_fp8_round(world, rng, num_tokens, local, hidden=128):
+def blockwise_fp8_round(world, rng, num_tokens, local):
     """Encoded by the sender, and given as pairs."""
-    me, num_experts = world.rank, local * world.n_ranks
+    me, num_experts, hidden = world.rank, local * world.n_ranks, 128
     ids, probs = routing(rng, num_tokens, num_experts, min(TOP_K, num_experts))
     maps = [(a[:, :, None] == np.arange(num_experts)).any(axis=1) for a in ids]
     x = tokens(rng, num_tokens, hidden)

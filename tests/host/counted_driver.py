@@ -14,9 +14,8 @@ from itertools import repeat
 import numpy as np
 
 ADDRESS_ALIGNMENT = 256  # bytes
-NO_CAPTURE, CONTEXT = 0, 1
+NO_CAPTURE = 0
 KERNELS = []  # (name, words of params) of those that are loaded, by number, which is their handle
-LEGACY_DEFAULT = 0, 1  # handles of the default stream
 
 
 class Driver:
@@ -193,7 +192,7 @@ class FakeTensor:
         return self._stride
 
 
-def counted_machine(n_ranks, rank, n_sms=132):
+def counted_machine(n_ranks, rank):
     """(machine, driver): a GpuMachine over a Driver; needs EPMOE_DEVICE=gpu, a process of its own, and no GPU."""
     from numba import cuda
 
@@ -202,7 +201,7 @@ def counted_machine(n_ranks, rank, n_sms=132):
     gc.collect()  # while the driver before, if there was one, knows what is freed
     real = gpu_driver.cu
     driver = Driver(real)
-    device = types.SimpleNamespace(id=0, name="counted", MULTIPROCESSOR_COUNT=n_sms, compute_capability=(9, 0))
+    device = types.SimpleNamespace(id=0, name="counted", MULTIPROCESSOR_COUNT=132, compute_capability=(9, 0))
 
     def entry_only(kernel):
         KERNELS.append((kernel.name, kernel.n_words))

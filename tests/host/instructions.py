@@ -37,13 +37,13 @@ _ptrace.argtypes = ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_
 _ptrace.restype = ctypes.c_long
 
 
-def instructions(function, arguments, rounds=COUNTED):
+def instructions(function, arguments):
     """[median number of instructions of function(argument) for each], called in turn in a copy of this process."""
     forks._made.clear()  # the copy may use the world
     child = os.fork()
     if child == 0:
         try:
-            _in_turn(function, arguments, rounds)
+            _in_turn(function, arguments)
         finally:
             os._exit(0)
     spans, n, inside = [], 0, False
@@ -62,9 +62,9 @@ def instructions(function, arguments, rounds=COUNTED):
             passed_on = stopped_by
         _ptrace(STEP if inside else CONTINUE, child, None, passed_on)
     every = 1 + len(arguments)
-    if len(spans) != every * rounds:
-        raise RuntimeError(f"{len(spans)} of {every * rounds} calls were counted: may this process be traced?")
-    around, *counted = [sorted(spans[i::every])[rounds // 2] for i in range(every)]
+    if len(spans) != every * COUNTED:
+        raise RuntimeError(f"{len(spans)} of {every * COUNTED} calls were counted: may this process be traced?")
+    around, *counted = [sorted(spans[i::every])[COUNTED // 2] for i in range(every)]
     return [n - around for n in counted]
 
 
@@ -72,10 +72,10 @@ def _nothing(_):
     pass
 
 
-def _in_turn(function, arguments, rounds):
+def _in_turn(function, arguments):
     _ptrace(TRACE_ME, 0, None, None)
     kill, stop, me = os.kill, signal.SIGSTOP, os.getpid()
-    for _ in range(rounds):
+    for _ in range(COUNTED):
         kill(me, stop)
         _nothing(None)
         kill(me, stop)

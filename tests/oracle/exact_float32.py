@@ -159,9 +159,3 @@ def div(a, b):
 def from_fraction(n, d=1):
     """The float32 nearest to the positive fraction n / d."""
     return round_ratio(n << UNIT_EXPONENT, d)
-
-
-def show(x):
-    """For messages: the value and its bits."""
-    value = x if isinstance(x, float) else x / ONE
-    return f"{value:g} (0x{to_bits(x):08x})"

@@ -14,6 +14,8 @@ from differences import SCALE_DTYPES, TOKEN_DTYPES
 from exact_formats import FACTS
 from random_worlds import bits_of
 
+import epmoe_ref
+
 ALL = os.environ.get("EPMOE_ALL_PATTERNS") == "1"
 STRIDE = 1 if ALL else 23
 SCALED = [name for name in FACTS if name != "bf16"]
@@ -36,15 +38,13 @@ ABSMAX_PATTERNS = [
 ]
 
 
-def reference_format(token_format, hidden, top_k=1, alignment=16, preshuffle=False):
-    import epmoe_ref
-
+def reference_format(token_format, hidden, top_k=1, alignment=16):
     if token_format == "bf16":
         return epmoe_ref.BF16TokenFormat(hidden, top_k, alignment)
     if token_format == "fp8_blockwise":
         return epmoe_ref.BlockwiseFP8TokenFormat(hidden, top_k, alignment)
     if token_format == "mxfp4_rows":
-        return epmoe_ref.MXFP4TokenFormat(hidden, top_k, alignment, fuse_a_scale_preshuffle=preshuffle)
+        return epmoe_ref.MXFP4TokenFormat(hidden, top_k, alignment)
     return epmoe_ref.NVBlockScaledTokenFormat(hidden, top_k, alignment, kind=token_format)
 
 

@@ -114,11 +114,11 @@ def test_nothing_is_refused_that_is_allowed():
     dispatch(CFG, tuple(x), tuple(i.tolist() if len(i) else i for i in ids))
 
 
-def combine_world(cfg, dtype=bfloat16):
+def combine_world(cfg):
     x, ids = world(cfg)
     d = dispatch(cfg, x, ids)
     return (
-        [np.ones((len(r.src_info), cfg.hidden), dtype) for r in d],
+        [np.ones((len(r.src_info), cfg.hidden), bfloat16) for r in d],
         d,
         [np.ones((r.num_tokens, cfg.top_k), np.float32) for r in d],
     )
