@@ -16,29 +16,20 @@ from counted_driver import FakeTensor, bfloat16, counted_machine, float32, int32
 from counted_rounds import a_round  # noqa: E402
 
 from epmoe import EPConfig, ExpertParallel  # noqa: E402
+from epmoe.worlds.dry import DryWorld  # noqa: E402
 from epmoe.worlds.symmetric import SymmetricMemory  # noqa: E402
 
 STREAM = 77  # handle of the caller's stream
 
 
-class OneRankHere:
+class OneRankHere(DryWorld):
     """A world as MPIWorld makes it on GPUs: rank 0 of n_ranks in this process, the others' memory beside it."""
 
-    lists = False
+    shmem = False
 
     def __init__(self, machine, n_ranks):
-        self.machine, self.n_ranks, self.ranks = machine, n_ranks, range(1)
-        self._streams = {0: machine.stream(0, handle=STREAM)}
-
-    def agree(self, cfg, timeout, **options):
-        """Nobody else is here."""
-
-    def same(self, what, facts, timeout):
-        """It agrees with itself."""
-
-    def tell(self, value, timeout):
-        """All ranks say what this one says."""
-        return [value] * self.n_ranks
+        self.machine, self.n_ranks = machine, n_ranks
+        self._stream = machine.stream(0, handle=STREAM)
 
     def hear(self, value, timeout):
         """{rank: value} of the ranks whose calls also failed."""
@@ -48,21 +39,6 @@ class OneRankHere:
         """Memory of all ranks, of which rank 0's is this process's."""
         buffers = [self.machine.alloc(nbytes, name, rank) for rank in range(self.n_ranks)]
         return SymmetricMemory(dict(enumerate(buffers)), [b.address for b in buffers])
-
-    def barrier(self, occasion, timeout):
-        """Nobody else is here."""
-
-    def stream_of(self, rank, fused=False):
-        """The caller's stream."""
-        return self._streams[rank]
-
-    def share(self, launch):
-        """The rank has the device for itself."""
-        return launch
-
-    def launching(self, fused):
-        """Launches need nothing around them."""
-        return contextlib.nullcontext()
 
 
 @contextlib.contextmanager
