@@ -1,5 +1,7 @@
 """Cases of plain and strong accesses, atomics and fences."""
 
+import itertools
+
 import numpy as np
 from case_table import DTYPE, OUT, PTX, SCOPES, at_types, case, intrinsic
 
@@ -145,42 +147,29 @@ for _ty in ("i32", "u32", "u64"):
     _a, _b = FIRST[_ty], SECOND[_ty]
     with np.errstate(over="ignore"):
         _sum = _dtype(_a) + _dtype(_b)
-    for _scope in SCOPES:
-        for _order in ("relaxed", "acquire"):
-            _name = "ld_%s_%s_%s" % (_order, _scope, _ty)
+    for _prefix, _text, _orders, _made, _in, _expected, _left in (
+        ("ld", "ld", "relaxed acquire", lambda op: reads_one(op, _store), (_b, _a), _a, None),
+        ("st", "st", "relaxed release", lambda op: writes_one(op, _load), (_b, _a), _a, None),
+        ("red_add", "red", "relaxed release", lambda op: adds_one(op, _load, _store), (_a, _b), _sum, None),
+        (
+            "atomic_add",
+            "atom",
+            "relaxed acquire release acq_rel",
+            lambda op: changes_one(op, _load, _store),
+            (_a, _b),
+            _a,
+            words_of(_ty, _sum, _b),
+        ),
+    ):
+        for _scope, _order in itertools.product(SCOPES, _orders.split()):
+            _name = "%s_%s_%s_%s" % (_prefix, _order, _scope, _ty)
             case(
                 _name,
-                r"ld\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
-                reads_one(intrinsic(_name), _store),
-                words_of(_ty, _b, _a),
-                np.array([_a], _dtype),
-            )
-        for _order in ("relaxed", "release"):
-            _name = "st_%s_%s_%s" % (_order, _scope, _ty)
-            case(
-                _name,
-                r"st\.%s\.%s\.global\.%s " % (_order, _scope, PTX[_ty]),
-                writes_one(intrinsic(_name), _load),
-                words_of(_ty, _b, _a),
-                np.array([_a], _dtype),
-            )
-            _name = "red_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(
-                _name,
-                r"red\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                adds_one(intrinsic(_name), _load, _store),
-                words_of(_ty, _a, _b),
-                np.array([_sum], _dtype),
-            )
-        for _order in ("relaxed", "acquire", "release", "acq_rel"):
-            _name = "atomic_add_%s_%s_%s" % (_order, _scope, _ty)
-            case(
-                _name,
-                r"atom\.%s\.%s\.global\.add\.%s " % (_order, _scope, PTX[_ty]),
-                changes_one(intrinsic(_name), _load, _store),
-                words_of(_ty, _a, _b),
-                np.array([_a], _dtype),
-                left=words_of(_ty, _sum, _b),
+                r"%s\.%s\.%s\.global%s\.%s " % (_text, _order, _scope, r"\.add" * ("add" in _prefix), PTX[_ty]),
+                _made(intrinsic(_name)),
+                words_of(_ty, *_in),
+                np.array([_expected], _dtype),
+                left=_left,
             )
     for _scope in ("gpu", "sys"):
         _name = "atomic_max_relaxed_%s_%s" % (_scope, _ty)
