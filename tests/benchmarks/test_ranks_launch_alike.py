@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands_shown import WARNINGS_FAIL
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_NUMBA = "ignore::DeprecationWarning:numba.cuda.np.npdatetime_helpers"  # with NumPy 2.5
 
 
 @pytest.mark.nightly
@@ -18,7 +18,7 @@ def test_contenders_on_a_driver_that_runs_nothing():
     program = Path(__file__).with_name("ranks_program.py")
     # in another process, because this one uses the simulator
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", OF_NUMBA, str(program)],
+        [sys.executable, *WARNINGS_FAIL, str(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,12 +1,9 @@
 """What calls of epmoe.torch cost the host on a GPU, counted on a driver that runs nothing; and when memory comes back."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
 from commands_shown import python
 
 PROGRAM = Path(__file__).with_name("checks_of_torch_calls.py")

@@ -5,21 +5,18 @@ import queue
 import re
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from commands_shown import ROOT, python
 from small_tensors import DEVICE, array, group_of
 
 from epmoe import device
 from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.torch import fused_combine, fused_dispatch, get_buffer, get_hidden_bytes
 from epmoe.torch.tensors import readable, tensors
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
-from commands_shown import ROOT, python
 
 PAGE = ROOT / "docs" / "torch.md"
 

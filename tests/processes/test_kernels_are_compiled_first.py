@@ -1,21 +1,18 @@
 """`verify --all` over processes: its kernels are listed in advance, each once, and shared out. Needs no GPU."""
 
 import os
-import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands_shown import python
 
 from epmoe import __main__
 from epmoe.device import kernel_cache
 from epmoe.host import compiling
 from epmoe.verify import compiled_first
 from epmoe.verify.matrix import cases
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
-from commands_shown import python
 
 HERE = Path(__file__).parent
 ALL = list(cases(4, 256))

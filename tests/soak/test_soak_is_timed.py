@@ -1,20 +1,16 @@
 """The clock of a soak starts after the kernels are compiled and loaded."""
 
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands_shown import python
 
 from epmoe import EPConfig, LocalWorld
 from epmoe.__main__ import main
 from epmoe.device import kernel_cache
 from epmoe.soak import command, compiled_first
 from epmoe.soak.soak import Soak
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
-from commands_shown import python
 
 CFG = EPConfig(2, 4, 2, 16, 3)
 SIZES = "--ranks 2 --experts 4 --top-k 2 --hidden 16 --tokens 3".split()

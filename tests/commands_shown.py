@@ -7,7 +7,7 @@ from pathlib import Path
 
 from epmoe.__main__ import main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SMALL = "--ranks 2 --experts-per-rank 2 --top-k 2 --hidden 16 --tokens 4 --rounds 2".split()
 # warnings are errors, but for what numba-cuda imports with NumPy 2.5
 WARNINGS_FAIL = "-W", "error", "-W", "ignore::DeprecationWarning:numba.cuda.np.npdatetime_helpers"
