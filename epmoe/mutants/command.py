@@ -27,6 +27,7 @@ OF_MUTANTS = ("statements", "sample", "only", "seeds", "jobs", "list", "reports"
 
 
 def add_arguments(parser):
+    """Add the options of mutants."""
     parser.add_argument("--sample", type=at_least_one, metavar="N", help="run only N mutants, always the same ones")
     parser.add_argument(
         "--only",
@@ -132,6 +133,7 @@ def run(args):
 
 
 def refuse_what_would_be_ignored(args):
+    """Refuse options without effect."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     given = [n for n, default in vars(parser.parse_args([])).items() if getattr(args, n) != default]

@@ -25,6 +25,7 @@ def files():
 
 
 def source_of(file):
+    """The source of a file of epmoe.kernels."""
     return (FOLDER / file).read_text()
 
 

@@ -31,6 +31,7 @@ def is_random(name):
 
 
 def names(n):
+    """Names of the first n random worlds."""
     return [f"{PREFIX}{number}" for number in range(n)]
 
 

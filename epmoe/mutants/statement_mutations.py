@@ -119,10 +119,12 @@ def touches_memory(node):
 
 
 def assigned(node):
+    """Names that a statement assigns."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 def used(node):
+    """Names that a node uses."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 

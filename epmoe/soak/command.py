@@ -27,6 +27,7 @@ ROUNDS, LOOK_EVERY = (5, 1) if SIM else (100, 20)  # a simulated round takes sec
 
 
 def add_arguments(parser):
+    """Add the options of soak."""
     parser.add_argument(
         "--rounds",
         type=at_least_one,

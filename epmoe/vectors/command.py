@@ -12,6 +12,7 @@ SUMS = Path(__file__).with_name("SHA256SUMS")
 
 
 def add_arguments(parser):
+    """Add the sub-command's arguments to an argparse parser."""
     parser.add_argument("folder", metavar="DIR", help="where to write; made if it is not there")
     parser.add_argument("--only", metavar="TEXT", help="write only the vectors whose name contains TEXT")
     parser.add_argument(
@@ -64,4 +65,5 @@ def as_text(sums):
 
 
 def recorded():
+    """{file name: sha256} recorded for this version."""
     return {name: digest for digest, name in (line.split("  ") for line in SUMS.read_text("ascii").splitlines())}
