@@ -12,6 +12,7 @@ def tuned(**numbers):
 
 
 ORDINARY = tuned(bits_experts=0)  # expert-major: a small batch uses the kernel for large ones
+NOT_IN_PARTS = tuned(bits_experts=0, useful_parts=1, copied=replace(SMALL.copied, parts=1))
 SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (
@@ -51,7 +52,7 @@ ROWS_WORLDS = (
     RowsWorld("rows in two parts, more blocks", "rows", tokens=(4, 3), hidden=1536, shape=(6, 32), dtype="float16",
               brief=True, constants=SIGNALS),
     RowsWorld("hybrid, late experts and wide rows", "hybrid", tokens=(1, 1), top_k=4, local=70, limit=12, hidden=1032,
-              shape=(2, 32), from_expert=64, constants=tuned(bits_experts=0, useful_parts=1, expand_parts=1)),
+              shape=(2, 32), from_expert=64, constants=NOT_IN_PARTS),
     RowsWorld("few wide rows, few warps", "rows", tokens=(1, 2), hidden=1032, shape=(2, 32)),
     RowsWorld("pairs of rows and scales", "rows", tokens=(5, 2), hidden=128, pairs=True, on_device=True),
     RowsWorld("rows, three choices", "rows", tokens=(24, 13), top_k=3, hidden=8, shape=(3, 32), dtype="float16",

@@ -105,14 +105,13 @@ def flags(shape, phase):
 
     n_parts(announced) -> number of parts of a row, the same on all ranks; long rows have a few (`fewest`), so that parts
     alternate even if all warps have many rows. raise_parts(call, mask, row, part, n_parts, lane): a warp has written up
-    to send_at_once parts, from `part` on, at the ranks of `mask`; in lane r, row is the row at rank r. raise_at(call,
+    to at_once parts, from `part` on, at the ranks of `mask`; in lane r, row is the row at rank r. raise_at(call,
     rank, row, part, end, lane): it has written the parts [part, end) of a row at one rank. wait_for(call, row, part,
     src_rank) -> whether all came: each lane waits for the part of its own row that src_rank writes here, if row >= 0.
     """
     most, tuning = min(mailbox.MOST_PARTS, max(1, -(-shape.src_bytes // (VECTOR * BATCH)))), shape.tuning
-    to_dispatch = tuning.encode_parts if shape.encode else tuning.expand_parts
-    fewest = min(to_dispatch if phase == wait.ROWS_DISPATCH else tuning.return_parts, most)
-    ranks, at_once, units, what = shape.n_ranks, tuning.send_at_once, tuning.useful_parts, (phase, wait.FOR_ARRIVAL)
+    fewest = min(shape.sending.parts if phase == wait.ROWS_DISPATCH else tuning.return_parts, most)
+    ranks, at_once, units, what = shape.n_ranks, shape.sending.at_once, tuning.useful_parts, (phase, wait.FOR_ARRIVAL)
     mail, memory = mailbox.reading(ranks), memory_of(ranks)
 
     flag_at = device_fn(lambda params, rank, row, part:

@@ -2,7 +2,7 @@
 
 The last block of a rank's launch (the leader block) announces this rank to the peers, mostly by its last warp (the
 notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their experts): in each
-of these blocks a share of the warps sends (tuning.send_tenths). All other warps expand, and so do those that have
+of these blocks a share of the warps sends (shape.sending.tenths). All other warps expand, and so do those that have
 finished sending. If a batch has at most one token for each block, all warps of these blocks send first.
 
 1. Begin: read the number of the last call, which this call adds 1 to (epoch), and whether a wait expired (call.py).

@@ -182,7 +182,7 @@ def sending_metadata(shape):
 class Work(NamedTuple):
     """The work of a block's or a rank's warps: the tokens [first, end), each in n_parts parts.
 
-    A unit is send_at_once parts of a token's row, or its metadata. `own`: the token with which this warp begins, -1 for
+    A unit is at_once parts of a token's row, or its metadata. `own`: the token with which this warp begins, -1 for
     none. It sends its first n_own units. The other units of each token, `rest` in number, are for all warps.
     """
 
@@ -249,8 +249,8 @@ def make(shape, flags=None, numbered=None):
     n_apart = int((shape.has_meta or shape.scale_words > 0) and not shape.expert_major)
     rows, a_vector = copying(read_only=True), shape.src_bytes // shape.n_vectors    # bytes that become a vector
     probs_bytes = 4 * shape.top_k * shape.has_probs
-    value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.tuning.send_tenths
-    at_once = shape.tuning.send_at_once if raises else 1    # parts that a warp sends before it raises their flags
+    value_bytes, row_of, send_tenths = shape.value_bytes, layout.row_of(ranks), shape.sending.tenths
+    at_once = shape.sending.at_once if raises else 1        # parts that a warp sends before it raises their flags
 
     if encodes:
         encode = encoding(shape, store16, device_fn(

@@ -16,15 +16,26 @@ MAX_PLACES = 4          # arrays of one call that peers write
 
 
 @dataclass(frozen=True)
+class Sending:
+    """How rows are sent where they are expanded as they come (expert-major).
+
+    tenths: of a block's warps that send. at_once: parts of a row that a warp sends before it raises their flags. parts:
+    the fewest of a row.
+    """
+
+    tenths: int
+    at_once: int
+    parts: int
+
+
+@dataclass(frozen=True)
 class Tuning:
     """Measured on 2 and 4 H200 with 7168 columns, 256 experts and top 8; us of one call."""
 
     # Dispatch
-    send_tenths: int = 3            # of a block's warps, where the others expand; 48 SMs 275 us, with 4 281
-    send_at_once: int = 2           # parts of a row, where rows are expanded as they come; 48 SMs 302 us with 1
+    copied: Sending = Sending(tenths=3, at_once=2, parts=4)     # 48 SMs 275 us; 4 tenths 281, one part at once 302
+    encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; as copied 461
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
-    expand_parts: int = 4           # the fewest of a row that is expanded while others come
-    encode_parts: int = 4           # of one that is encoded; fp8 of 4096 tokens: 320.6 us, 374.3 in one part
     useful_parts: int = 4096        # parts of rows that a rank's warps have use for
 
     # Combine: "Few SMs: combine pushes whole rows"
@@ -99,6 +110,11 @@ class RowsShape:
     def expert_major(self) -> bool:
         """Whether routing is a map and rows are expanded by expert."""
         return self.top_k == 0
+
+    @property
+    def sending(self) -> Sending:
+        """How its rows are sent if they are expanded as they come."""
+        return self.tuning.encoded if self.encode else self.tuning.copied
 
     @property
     def by_world(self) -> bool:
