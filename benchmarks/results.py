@@ -1,7 +1,6 @@
 """Files of results: date, machine, versions, commit, the link, the rows. `python -m benchmarks merge` joins them."""
 
 import json
-from operator import itemgetter
 from pathlib import Path
 
 from benchmarks import peers, shapes
@@ -48,8 +47,7 @@ def read(file):
 
 
 def merged(records):
-    """One record of several runs on like machines. If several rows measure the same thing, the last one counts; of
-    loops, the fastest, since a slow CPU only adds time.
+    """One record of several runs on like machines. If several rows or loops measure the same thing, the last one counts.
 
     `parts` holds the values that differ between the runs. Raises EPValueError for runs that cannot be compared.
     """
@@ -69,7 +67,7 @@ def merged(records):
     loops = {}
     for r in (r for record in records for r in record.get("loop", [])):
         where = r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]
-        loops[where] = min(r, loops.get(where, r), key=itemgetter("us"))
+        loops[where] = r
     if loops:
         whole["loop"] = list(loops.values())
         measured |= {(name, str(shapes.Shape(*sizes)), None) for name, _, *sizes in loops}
