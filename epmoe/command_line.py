@@ -21,6 +21,8 @@ MOST_SECONDS = 1e9  # 31 years
 OPTION_OF = {
     "n_ranks": "--ranks",
     "n_experts": "--experts",
+    "top_k": "--top-k",
+    "hidden": "--hidden",
     "max_tokens_per_rank": "--tokens",
     "p2p_world_size": "--p2p-world-size",
     "token_format": "--format",
@@ -175,8 +177,8 @@ def main(prog, description, commands, default, argv=None):
         _top_parser(prog, description, commands, default).parse_args([name])
     _usable_streams()
     try:
-        module = import_module(commands[name][0])
         parser = Parser(prog=f"{prog} {name}", description=commands[name][1])
+        module = import_module(commands[name][0])
         module.add_arguments(parser)
         status = module.run(parser.parse_args(words))
         sys.stdout.flush()
@@ -192,22 +194,22 @@ def main(prog, description, commands, default, argv=None):
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
         # in one piece: other ranks may write too
-        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error)}\n")
+        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error, parser.format_usage())}\n")
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()
 
 
-def _told(error):
-    """Why a command cannot run, in one line; names the options for the fields of an EPConfig."""
+def _told(error, usage):
+    """Why a command cannot run, in one line; names those of its options that are for the fields of an EPConfig."""
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{error.filename}: '}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return f"not enough memory: choose smaller sizes ({error or 'MemoryError'})"
     if not isinstance(error, EPError):
         return "this is a fault of the program, not a difference; please report it"
-    text = str(error)
-    options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if word in OPTION_OF}
+    text, there = str(error), re.findall(r"--[\w-]+", usage)
+    options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if OPTION_OF.get(word) in there}
     unnamed = ", ".join(sorted(option for option in options if option not in text))
     return f"{text} (see {unnamed})" if unnamed else text
 

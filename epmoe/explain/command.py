@@ -84,9 +84,8 @@ def run(args):
                 )
             return CANNOT_RUN
         return _recorded(args)
-    except (EPValueError, UnavailableError) as error:
-        sys.stderr.write(f"epmoe explain: {error}\n")
-        return CANNOT_RUN
+    except (EPValueError, UnavailableError):
+        raise
     except EPError as error:
         sys.stderr.write(f"epmoe explain: {type(error).__name__}: {error}\n")
         return DIFFERS

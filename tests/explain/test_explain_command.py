@@ -49,10 +49,17 @@ def test_page_tape_figures_and_trace_are_written(tmp_path, run, monkeypatch):
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["seed"] == 5
 
 
-@pytest.mark.parametrize("option, number, said", [("--top-k", 9, "top_k=9"), ("--experts", 7, "n_experts=7")])
-def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, number, said):
+@pytest.mark.parametrize(
+    "option, number, said, options",
+    [
+        ("--top-k", 9, "top_k=9", "--experts, --top-k"),
+        ("--experts", 7, "n_experts=7", "--experts, --ranks"),
+        ("--ranks", 99, "n_ranks=99", "--ranks"),  # there is no --p2p-world-size
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, number, said, options):
     status, _, err = run(f"{option} {number} --out p.html")
-    assert status == 2 and said in err and not list(tmp_path.iterdir())
+    assert status == 2 and said in err and err.endswith(f"(see {options})\n") and not list(tmp_path.iterdir())
 
 
 def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, run, without_a_tape):

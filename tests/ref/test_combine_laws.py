@@ -92,6 +92,14 @@ def test_src_info_that_points_at_another_experts_slot_is_followed():
     assert out[0][:, 0, 0].tolist() == [7, 5]
 
 
+def test_a_row_that_is_sent_to_a_skipped_pair_adds_nothing():
+    cfg = config(n_ranks=1, n_experts=2, top_k=1, hidden=8)
+    d = dispatch(cfg, [np.ones((2, 8), bfloat16)], [[[0], [-1]]])
+    d[0].src_info[0] = (1, 0)
+    for weights in (None, [np.ones((2, 1), np.float32)]):
+        assert not combine(cfg, [np.full((1, 8), 5, bfloat16)], d, router_weights=weights)[0].any()
+
+
 def test_spare_rows_of_expert_outputs_are_not_read():
     cfg = config("fp8_blockwise", False, 128, fused_shared_expert=True)
     _, _, d = dispatched_world(cfg)
