@@ -123,6 +123,14 @@ def test_a_step_at_a_time(monkeypatch, tmp_path):
     tell(file, pause=True)
     assert len(asked) == 2
 
+    def ends(question):
+        asked.append(question)
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ends)
+    tell(file, pause=True)
+    assert len(asked) == 3  # without input it waits no more
+
 
 def test_a_prediction_is_asked_for_before_the_code_and_recalled_after_it(capsys, monkeypatch, tmp_path):
     file = tmp_path / "lesson.py"
@@ -265,6 +273,7 @@ def test_lesson_9_shows_a_table_of_loops_if_there_is_one(capsys, monkeypatch, tm
     (tmp_path / "c.json").write_text(json.dumps(older | dict(date="3", device="the simulator")))
     slow = row | dict(arrays="same", us=77, slow=3)
     (tmp_path / "d.json").write_text(json.dumps(older | dict(date="0", loop=[slow])))
+    (tmp_path / "e.json").write_text(json.dumps(older | dict(device="GPU Y, 1", loop=[row | dict(tokens=1)])))
     monkeypatch.setattr(measured, "FOLDER", tmp_path)
     assert measured.loop() == ([slow, row], "2 x GPU X") and measured.newest() is None
     file = tmp_path / "lesson.py"
