@@ -111,7 +111,7 @@ def _names(node, aliases):
     if isinstance(node, ast.Attribute):
         owner = node.value.attr if isinstance(node.value, ast.Attribute) else ""
         owner = node.value.id if isinstance(node.value, ast.Name) else owner
-        return {node.attr} if NUMBER.match(node.attr) or owner == "tuning" else set()
+        return {node.attr} if NUMBER.match(node.attr) or owner in ("tuning", "sending") else set()
     if isinstance(node, ast.BinOp):
         return _names(node.left, aliases) | _names(node.right, aliases)
     if isinstance(node, ast.Call) and len(node.args) == 1:

@@ -36,12 +36,13 @@ def test_named_numbers_in_functions_are_thresholds():
 def test_a_variable_that_holds_a_number_is_a_threshold():
     source = """
 def make(shape):
-    few, n_parts = shape.tuning.few_tokens, count()
+    few, n_parts, share = shape.tuning.few_tokens, count(), shape.sending.tenths
     def f(n):
-        return n <= few and n < n_parts and max(n, 1)
+        return n <= few and n < n_parts and n < share and max(n, 1)
 """
     _, found = thresholds.marked("f.py", source)
-    assert [(text, one.names) for (*_, text), one in found.items()] == [("n <= few", {"few_tokens"})]
+    want = [("n <= few", {"few_tokens"}), ("n < share", {"tenths"})]
+    assert [(text, one.names) for (*_, text), one in found.items()] == want
 
 
 def test_sides_are_those_of_the_quantity():
