@@ -22,9 +22,7 @@ for name, only in (words.split(":") for words in sys.argv[1:]):
     report = check(load(name), only=only)
     assert report.run and report.passed, str(report)
     known = compiled_first.kernels_of(name, str(report.n_ranks), only)
-    # only a batch that is larger than any before is sent again
-    assert set(launched) | {k for k in known if k.name == "rows_resend"} == set(known), (
-        sorted(k.name for k in launched),
-        sorted(k.name for k in known),
-    )
+    # rows are moved where earlier results are in use: here until the round ends, as they are views of the pool
+    launched = {kernel: None for kernel in launched if kernel.name != "rows_move"}
+    assert set(launched) == set(known), [sorted(k.name for k in kernels) for kernels in (launched, known)]
     print(f"{name}:{only}: {len(known)} kernels\n", end="", flush=True)
