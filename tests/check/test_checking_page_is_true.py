@@ -70,13 +70,13 @@ def test_random_worlds_find_the_mistake_too(tmp_path):
 
 def test_the_kernel_runs_and_its_reports_are_those_shown(tmp_path, capsys):
     (tmp_path / "swap.py").write_text(SWAP)
-    runpy.run_path(str(tmp_path / "swap.py"))
+    runpy.run_path(str(tmp_path / "swap.py"), run_name="__main__")
     text = capsys.readouterr().out
     assert has_lines(text, REPORTS), text
 
 
 def test_the_kernel_is_one_for_gpus_too(tmp_path):
-    (tmp_path / "swap.py").write_text(SWAP.partition("\nfor seed in")[0] + "\nprint(exchange(True).ptx())\n")
-    code, text = printed(tmp_path, "swap.py", device="gpu")
+    (tmp_path / "swap.py").write_text(SWAP)
+    code, text = printed(tmp_path, "-c", "import swap; print(swap.exchange(True).ptx())", device="gpu")
     assert code == 0, text
     assert "red.release.sys.global.add" in text and "ld.acquire.sys" in text

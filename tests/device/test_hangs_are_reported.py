@@ -32,7 +32,7 @@ from epmoe.device import (
     thread_idx,
     u64,
 )
-from epmoe.device.sim import scheduler
+from epmoe.device.sim import livelock
 from epmoe.device.sim.threads import SimThread
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
 
@@ -126,7 +126,8 @@ def test_lanes_at_different_warp_operations():
 
 
 def test_a_plain_spin_and_a_lock_that_is_never_free(monkeypatch):
-    monkeypatch.setattr(scheduler, "QUIET_OPERATIONS", 100_000)
+    monkeypatch.setattr(livelock, "QUIET", 50_000)
+    monkeypatch.setattr(livelock, "LONG", 100_000)
 
     @kernel()
     def spins(params, num_tokens, my_rank):
@@ -140,6 +141,19 @@ def test_a_plain_spin_and_a_lock_that_is_never_free(monkeypatch):
 
     assert "operations without a barrier, a wake-up or a thread's end" in hang(spins, block=1)
     assert line_of(locks, "while") in hang(locks, block=1)
+
+
+def test_a_long_loop_that_does_new_things_is_no_hang(monkeypatch):
+    monkeypatch.setattr(livelock, "QUIET", 10_000)
+    monkeypatch.setattr(livelock, "LONG", 20_000)
+
+    @kernel()
+    def counts(params, num_tokens, my_rank):
+        at = params + u64(4 * thread_idx())
+        while load_i32(at) < 1500:
+            store_i32(at, load_i32(at) + 1)
+
+    assert execute(counts)[:32].tolist() == [1500] * 32
 
 
 def test_ended_threads_are_not_waited_for():

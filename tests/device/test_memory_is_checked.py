@@ -22,7 +22,7 @@ from epmoe.device import (
     u64,
 )
 from epmoe.device.sim.memory import MEMORY, Memory, Span
-from epmoe_ref.errors import EPError, EPValueError, OutOfBoundsError
+from epmoe_ref.errors import EPError, EPStateError, EPValueError, OutOfBoundsError
 
 
 @pytest.fixture
@@ -181,6 +181,10 @@ def test_buffers_hold_what_is_written(machine):
         with pytest.raises(EPValueError, match="which has 1000 bytes"):
             bad()
     a.free()
+    with pytest.raises(EPStateError, match="was freed"):
+        a.read(np.uint8, 1)
+    with pytest.raises(EPValueError, match="of rank 99: ranks are 0 to"):
+        machine.alloc(8, "b", 99)
 
 
 @pytest.mark.parametrize("index", [-1, 64, 1000])

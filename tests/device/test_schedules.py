@@ -205,6 +205,10 @@ def test_launches_that_could_not_run_are_refused():
     ):
         with pytest.raises(EPValueError, match=why):
             launch(*arguments)
+    with pytest.raises(EPValueError, match="decorate it with @kernel"):
+        machine.launch(lambda params, num_tokens, my_rank: None, 1, 32, (0, 0, 0), stream=stream)
+    with pytest.raises(TypeError, match="integer"):
+        launch(1.5, 32)
     launch(32, 128)
     machine.synchronize()
     assert machine.max_resident_blocks(small, 128) == 32 and machine.max_resident_blocks(small, 128, 100 * 1024) == 4

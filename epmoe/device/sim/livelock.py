@@ -1,15 +1,17 @@
-"""Ends waiting loops that never park. A barrier, a warp operation or a write keeps them from parking.
+"""Ends loops that never park. Ordinary loads, a barrier, a warp operation or a write keep a waiting loop from parking.
 
 Nothing is recorded as long as threads end, or words change that parked threads wait for. After QUIET operations without
 either, every access is recorded for a while. A thread is in a loop if it has done nothing new for a long time: it touches
 no new address, and its loads return no new value. The run is stuck if every running thread is in a loop, and each
-running block has a thread that polls a word. If some thread does new things, recording stops for as long as the run has
+running block has a thread that polls a word. If no thread polls, it is stuck after LONG operations without a barrier, a
+wake-up or a thread's end. So it is where other processes may write the words that threads poll. If some thread does new things, recording stops for as long as the run has
 lasted so far. So slow and long runs cost little, and a stuck run ends after about three times its length.
 """
 
 from greenlet import getcurrent
 
 QUIET = 300_000  # operations
+LONG = 1_000_000  # operations
 LENGTH = 20_000  # operations of the first recording
 ROUNDS = 8  # a loop: at least this many times as many operations as up to the last new one
 LOOKS = 8  # polls of one word by a thread that counts as waiting
@@ -113,8 +115,8 @@ class Watch:
 
     # ------------------------------------------------------------------ the verdict
     def verdict(self):
-        """ "stuck", "at work", or None if not known yet."""
-        scheduler, known = self.scheduler, True
+        """ "at work", "stuck" (every thread goes round, some poll), "round" (none polls), or None if not known yet."""
+        scheduler, known, polls = self.scheduler, True, True
         lately = (self.begins + scheduler.steps) // 2
         if scheduler.stirred > self.begins:
             return "at work"
@@ -128,37 +130,34 @@ class Watch:
             ]  # the others wait for ever
             if any(n.count >= PLENTY and not n.goes_round() for n in done):
                 return "at work"
-            if (
-                not all(n.goes_round() for n in done)
-                or not all(t in self.notes for t in runs)
-                or (runs and not any(n.looked_at() for n in done))
-            ):
-                known = False
-        return "stuck" if known else None
+            known = known and all(n.goes_round() for n in done) and all(t in self.notes for t in runs)
+            polls = polls and (not runs or any(n.looked_at() for n in done))
+        return None if not known else "stuck" if polls else "round"
 
 
 def look(scheduler):
     """Called now and then by a preempted thread: begin recording, or judge the record."""
-    steps, watch = scheduler.steps, scheduler.watch
-    if scheduler.real_time:  # another process may write the words that these wait for
-        scheduler.next_look = float("inf")
-        return
+    steps, watch, shared = scheduler.steps, scheduler.watch, bool(scheduler.real_time)
     if watch is None:
-        if steps - scheduler.stirred < QUIET:
-            scheduler.next_look = scheduler.stirred + QUIET
+        begin = scheduler.quiet_since + LONG if shared else scheduler.stirred + QUIET
+        if steps < begin:
+            scheduler.next_look = begin
             return
         scheduler.watch = Watch(scheduler)
         scheduler.next_look = steps + max(LENGTH, steps // 16)
         return
-    verdict = watch.verdict()
-    if verdict is None:
-        scheduler.next_look = steps + (steps - watch.begins)
-    elif verdict == "stuck" and scheduler.let_time_pass():
-        watch.begins, watch.notes, scheduler.next_look = steps, {}, steps + LENGTH
+    verdict, quiet, why = watch.verdict(), steps - scheduler.quiet_since, None
+    if verdict == "at work":
+        scheduler.detector, scheduler.watch, scheduler.next_look = watch.inner, None, 2 * steps
+    elif verdict == "stuck" and not shared:
+        if scheduler.let_time_pass():
+            watch.begins, watch.notes, scheduler.next_look = steps, {}, steps + LENGTH
+        else:
+            why = f"no word that a waiting thread looks at has changed in {steps - scheduler.stirred} operations"
+    elif verdict and quiet > LONG:
+        why = f"{quiet} operations without a barrier, a wake-up or a thread's end, and none that is new"
     else:
+        scheduler.next_look = steps + (steps - watch.begins)
+    if why:
         scheduler.detector = watch.inner
-        if verdict == "stuck":
-            scheduler.hang(
-                "no word that a waiting thread looks at has changed in %d operations" % (steps - scheduler.stirred)
-            )
-        scheduler.watch, scheduler.next_look = None, 2 * steps
+        scheduler.hang(why)

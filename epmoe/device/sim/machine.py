@@ -3,10 +3,11 @@
 import contextlib
 import os
 import random
+from operator import index
 
 import numpy as np
 
-from epmoe_ref.errors import EPValueError, UnavailableError
+from epmoe_ref.errors import EPStateError, EPValueError, UnavailableError
 
 from ..forks import belongs_here
 from .detector import Detector
@@ -47,6 +48,8 @@ class Buffer:
     """Memory of a rank, 256-byte aligned. Its contents are unspecified (0xA5 here) until written."""
 
     def __init__(self, machine, nbytes, name, rank, regions):
+        if not 0 <= rank < machine.n_ranks:
+            raise EPValueError("%s of rank %d: ranks are 0 to %d" % (name, rank, machine.n_ranks - 1))
         self.machine, self.nbytes, self.name, self.rank = machine, int(nbytes), name, rank
         try:
             self._data = aligned_bytes(max(self.nbytes, 1))[: self.nbytes]
@@ -60,6 +63,8 @@ class Buffer:
         self._span = MEMORY.add(Span(self.address, self.nbytes, name, rank, regions=regions, keep=self._data))
 
     def _slice(self, offset, nbytes):
+        if self._data is None:
+            raise EPStateError("%s of rank %d was freed: read it before" % (self.name, self.rank))
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise EPValueError(
                 "bytes %d to %d of %s, which has %d bytes" % (offset, offset + nbytes, self.name, self.nbytes)
@@ -269,7 +274,9 @@ class SimMachine:
 
         programmatic: it runs after the previous launch, as others do, but may rely on it only after griddep_wait.
         """
-        grid, block = int(grid), int(block)
+        if not isinstance(kernel, Kernel):
+            raise EPValueError("%r is no kernel: decorate it with @kernel" % kernel)
+        grid, block = index(grid), index(block)
         if not 1 <= block <= kernel.max_threads:
             raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
         if grid < 1:

@@ -21,7 +21,6 @@ from . import livelock
 
 STEP_NS = 100  # simulated nanoseconds per operation
 LOOKS_BEFORE_HANG = 64  # how often parked threads may poll again before a hang is declared
-QUIET_OPERATIONS = 1_000_000  # this many operations without a barrier, a wake-up or the end of a thread are a hang too
 FIFO_QUANTUM = 256
 
 
@@ -120,8 +119,6 @@ class Scheduler:
         t = greenlet.getcurrent()
         t.operations += self.mark - self.fuel
         self.refuel()
-        if self.spent - self.quiet_since > QUIET_OPERATIONS:
-            self.hang("%d operations without a barrier, a wake-up or a thread's end" % QUIET_OPERATIONS)
         if self.spent > self.next_look:
             livelock.look(self)
         self.burst = 0
