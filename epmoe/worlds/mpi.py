@@ -144,8 +144,9 @@ class MPIWorld:
 def _mpi():
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # mpi4py raises RuntimeError if it finds no MPI library
+        why = str(error).partition("\n")[0]
         raise UnavailableError(
-            f"MPI cannot be used ({error}): {install('mpi')}, or load your cluster's MPI module"
+            f"MPI cannot be used ({why}): {install('mpi')}, or load your cluster's MPI module"
         ) from error
     return MPI

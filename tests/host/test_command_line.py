@@ -105,6 +105,16 @@ def test_a_device_that_is_none_is_refused_by_every_command(command):
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_mpi_library_is_explained_in_a_line(capsys, monkeypatch):
+    class WithoutLibrary:
+        @property
+        def MPI(self):
+            raise RuntimeError("cannot load MPI library\nlibmpi.so: cannot open shared object file")
+
+    monkeypatch.setitem(sys.modules, "mpi4py", WithoutLibrary())
+    refused_in_a_line(capsys, "MPI cannot be used (cannot load MPI library): pip install", "--world", "mpi")
+
+
 def test_an_unexpected_error_is_no_difference(capsys, monkeypatch):
     def broken(args, console=None):
         raise ZeroDivisionError("oops")
