@@ -129,21 +129,23 @@ def gpu(cuda, ordinal):
 
 
 def compiler():
-    """NVVM, which compiles kernels to PTX, even without a GPU."""
+    """NVVM, NVRTC and nvJitLink, which compile kernels, even without a GPU."""
     if sys.platform == "darwin":
-        return Finding("NVVM compiler", OK, "none on macOS: simulator only")
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+        return Finding("GPU compiler", OK, "none on macOS: simulator only")
+    seen = []
+    for name in ("nvvm", "nvrtc", "nvJitLink"):
+        try:
+            from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        path = load_nvidia_dynamic_lib("nvvm").abs_path
-    except Exception as e:  # pathfinder's error classes differ between its versions
-        return Finding(
-            "NVVM compiler",
-            OPTIONAL,
-            f"not found ({type(e).__name__})",
-            f"to compile kernels for GPUs: {install('gpu')}",
-        )
-    return Finding("NVVM compiler", OK, f"{Path(path).name}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
+            seen.append(Path(load_nvidia_dynamic_lib(name).abs_path).name)
+        except Exception as e:  # pathfinder's error classes differ between its versions
+            return Finding(
+                "GPU compiler",
+                OPTIONAL,
+                f"lib{name} not found ({type(e).__name__})",
+                f"to compile kernels for GPUs: {install('gpu')}",
+            )
+    return Finding("GPU compiler", OK, f"{', '.join(seen)}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
 
 def device():
@@ -177,7 +179,8 @@ def kernel_cache():
         "kernel cache",
         OPTIONAL,
         f"not used: {reason}",
-        "every process compiles its kernels again: set EPMOE_CACHE_DIR to a folder of your own",
+        "every process compiles its kernels again: "
+        + ("unset EPMOE_CACHE" if "EPMOE_CACHE=" in reason else "set EPMOE_CACHE_DIR to a folder of your own"),
     )
 
 

@@ -5,7 +5,11 @@ import types as _types
 
 import numba.cuda.cudadrv.devices as _devices
 import numba.cuda.dispatcher as _dispatcher
+from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda
+
+from epmoe.provenance import install
+from epmoe_ref.errors import UnavailableError
 
 from . import kernel_cache
 from .fingerprint import fingerprint
@@ -24,6 +28,11 @@ def as_if_on(cc):
     _devices.get_context = lambda *_: _types.SimpleNamespace(device=device)
     try:
         yield
+    except DynamicLibNotFoundError as error:
+        raise UnavailableError(
+            "no kernel can be compiled: NVVM, NVRTC or nvJitLink is missing (`epmoe doctor` says which): "
+            + install("gpu")
+        ) from error
     finally:
         _dispatcher.get_current_device, _devices.get_context = saved
 

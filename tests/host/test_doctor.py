@@ -23,6 +23,25 @@ def test_doctor_reports_and_finds_this_machine_able(capsys, monkeypatch):
     assert status == 0 and "can run here" in out.out
 
 
+def test_a_compiler_without_one_of_its_libraries_is_incomplete(monkeypatch):
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    load = pathfinder.load_nvidia_dynamic_lib
+
+    def without_nvrtc(name):
+        if name == "nvrtc":
+            raise pathfinder.DynamicLibNotFoundError(name)
+        return load(name)
+
+    monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", without_nvrtc)
+    finding = doctor.compiler()
+    assert finding.state == "optional" and "libnvrtc not found" in finding.saw and "[gpu]" in finding.remedy
+
+
+def test_a_kernel_cache_that_is_off_is_turned_on_by_its_own_variable(monkeypatch):
+    monkeypatch.setenv("EPMOE_CACHE", "0")
+    assert doctor.kernel_cache().remedy.endswith("again: unset EPMOE_CACHE")
+
+
 def test_what_is_not_needed_is_called_optional_and_its_remedy_works_from_a_checkout(monkeypatch):
     monkeypatch.setattr(doctor, "find_mpirun", lambda: None)
     monkeypatch.chdir(Path(doctor.__file__).parents[1])
