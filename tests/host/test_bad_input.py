@@ -187,11 +187,12 @@ def test_what_is_no_configuration_is_refused():
             call()
 
 
-def test_a_seed_of_the_environment_is_a_number_or_none(monkeypatch):
-    monkeypatch.setenv("EPMOE_SEED", "none")
-    assert LocalWorld(2).n_ranks == 2
-    monkeypatch.setenv("EPMOE_SEED", "abc")
-    with pytest.raises(EPValueError, match="EPMOE_SEED=abc must be a whole number"):
+@pytest.mark.parametrize(
+    "name, value, rule", [("EPMOE_SEED", "abc", "a whole number"), ("EPMOE_RACECHECK", "no", "0 or 1")]
+)
+def test_what_a_variable_of_the_environment_cannot_mean_is_refused(monkeypatch, name, value, rule):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(EPValueError, match=f"{name}={value} must be {rule}"):
         LocalWorld(2)
 
 

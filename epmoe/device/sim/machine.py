@@ -179,7 +179,10 @@ class SimMachine:
         self.seed = seed
         self.random = None if seed is None else random.Random(seed)
         if racecheck is None:
-            racecheck = os.environ.get("EPMOE_RACECHECK", "0").strip() not in ("", "0")
+            racecheck = os.environ.get("EPMOE_RACECHECK", "").strip()
+            if racecheck not in ("", "0", "1"):
+                raise EPValueError("EPMOE_RACECHECK=%s must be 0 or 1" % racecheck)
+            racecheck = racecheck == "1"
         self.racecheck = bool(racecheck)
         self.stale = stale
         self.n_sms = 8 if n_sms is None else int(n_sms)
