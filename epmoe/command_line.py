@@ -25,6 +25,7 @@ OPTION_OF = {
     "hidden": "--hidden",
     "max_tokens_per_rank": "--tokens",
     "p2p_world_size": "--p2p-world-size",
+    "skip_a2a": "--skip-a2a",
     "token_format": "--format",
 }
 

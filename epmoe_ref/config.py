@@ -136,7 +136,8 @@ def _default_p2p_world_size(n_ranks: int) -> int:
     if n_ranks % size:
         divisors = [d for d in range(1, MAX_GPUS_PER_NODE + 1) if n_ranks % d == 0]
         raise EPValueError(
-            f"p2p_world_size has no default for n_ranks={n_ranks}, which {size} does not divide: give one of {divisors}"
+            f"p2p_world_size has no default for n_ranks={n_ranks}: a p2p world of the kernels has "
+            f"at most {size} ranks, and {size} does not divide n_ranks; lower n_ranks, or give one of {divisors}"
         )
     return size
 
@@ -186,8 +187,9 @@ def _check_world(cfg: EPConfig) -> None:
         raise EPValueError(f"p2p_world_size={size} must divide n_ranks={cfg.n_ranks}: all p2p worlds have one size")
     if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
         raise EPValueError(
-            f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p "
-            "worlds: set use_shmem=True (or skip_a2a=True, which exchanges nothing)"
+            f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p worlds: "
+            f"make them equal (a p2p world of the kernels has at most {MAX_GPUS_PER_NODE} ranks), "
+            "or set use_shmem=True (or skip_a2a=True, which exchanges nothing)"
         )
 
 

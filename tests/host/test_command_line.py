@@ -74,6 +74,11 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         (["--epilogue", "--weights", "none"], "--epilogue: no meaning with --weights none"),
         (["--shared-expert", "--weights", "none"], "--shared-expert: no meaning with --weights"),
         (["--ranks", "9"], "--p2p-world-size"),
+        (
+            ["--ranks", "16"],
+            "at most 8 ranks), or set use_shmem=True (or skip_a2a=True, which exchanges nothing) (see "
+            "--p2p-world-size, --ranks, --skip-a2a)",
+        ),
         ([*SMALL_BUT_EXPERTS, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
         ([*SMALL, "--hidden", "12"], "hidden=12"),
         ([*SMALL, "--format", "nvfp4"], "hidden=16"),
