@@ -42,9 +42,9 @@ class CombinePhase:
         for part, (y, d) in zip(engine.parts, given):
             r, loan = part.plan.r, part.loan
             if not isinstance(d, Dispatched) or d.round is not part:
-                kind = "of another round or rank" if isinstance(d, Dispatched) else f"a {type(d).__name__}"
+                kind = "Dispatched of another round or rank" if isinstance(d, Dispatched) else type(d).__name__
                 raise EPValueError(
-                    f"combine of rank {r.rank} was given a Dispatched {kind}; it needs what the open "
+                    f"combine of rank {r.rank} was given a {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
                 )
             form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")

@@ -30,6 +30,8 @@ _REASON = {
     "dispatching": "dispatch_async was called and its dispatch_wait was not: call dispatch_wait next",
     "dispatched": "a dispatch is open: combine it first. Two dispatches in a row would overwrite messages that a slower rank "
     "may not have read yet. If what it returned is lost, call reset() on all ranks",
+    # a wait after it
+    "returned": "the open dispatch has returned and combine_async was not called: call combine_async (or combine) next",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
     "closed": "this ExpertParallel is closed: make a new one",
     # an open round of which one call is captured and the other is not
@@ -133,7 +135,8 @@ class Rounds(Turn):
             elif not (capture and self.opened_in):
                 raise EPStateError(f"{call}: {_REASON['launched' if capture else 'captured']}")
         if call not in _NEXT[self.state]:
-            raise EPStateError(f"{call}: {_REASON[self.state]}")
+            returned = self.state == "dispatched" and call.endswith("_wait")
+            raise EPStateError(f"{call}: {_REASON['returned' if returned else self.state]}")
 
     def fail(self, call, error):
         """Record that an error or an interruption ended this call half-way; the first error is kept."""

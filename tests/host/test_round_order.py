@@ -40,8 +40,9 @@ def test_waits_need_their_async(at_hand):
     with pytest.raises(EPStateError, match="call dispatch_wait next"):
         ep.dispatch_async(x, ids)
     d = ep.dispatch_wait()
-    with pytest.raises(EPStateError):
-        ep.combine_wait(weights)
+    for wait, given in ((ep.dispatch_wait, ()), (ep.combine_wait, (weights,))):
+        with pytest.raises(EPStateError, match=r"combine_async was not called: call combine_async \(or combine\) next"):
+            wait(*given)
     y = [a.output_tokens for a in d]
     ep.combine_async(y, d)
     with pytest.raises(EPStateError, match="call combine_wait next"):
@@ -56,8 +57,9 @@ def test_a_dispatched_of_an_earlier_round_is_refused(at_hand):
     old = ep.dispatch(x, ids)
     ep.combine([a.output_tokens for a in old], old, weights)
     new = ep.dispatch(x, ids)
-    with pytest.raises(EPError, match="another round"):
-        ep.combine([a.output_tokens for a in new], old, weights)
+    for given, name in ((old, "Dispatched of another round or rank"), ([None, None], "NoneType")):
+        with pytest.raises(EPError, match=f"rank 0 was given a {name}; it needs"):
+            ep.combine([a.output_tokens for a in new], given, weights)
 
 
 def test_split_and_fused_calls_mix(at_hand):
