@@ -132,8 +132,8 @@ class Batch:
             ends = np.cumsum([0] + [n // n_ranks + (r < n % n_ranks) for r in range(n_ranks)])
         elif len(ends) != n_ranks + 1:
             raise EPValueError(
-                f"rank_offsets in the file is for {len(ends) - 1} ranks, but --ranks is "
-                f"{n_ranks}: give --ranks {len(ends) - 1}, or leave rank_offsets out (an even split)"
+                f"rank_offsets in the file is for {len(ends) - 1} ranks, and this run has {n_ranks}: start {len(ends) - 1} "
+                "(--ranks, or the -n of mpirun), or leave rank_offsets out (an even split)"
             )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
         return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
