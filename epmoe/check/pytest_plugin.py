@@ -7,6 +7,8 @@ process with a time limit, as in `epmoe check`; with one rank a process they run
 
 import pytest
 
+DEFAULTS = {"--epmoe-ranks": 4, "--epmoe-timeout": 120.0}
+
 
 def pytest_addoption(parser):
     """The options --epmoe-check, --epmoe-ranks and --epmoe-timeout, and the setting epmoe_check."""
@@ -18,11 +20,10 @@ def pytest_addoption(parser):
         metavar="module:Class",
         help="compare this dispatch and combine with the reference (epmoe.check), one test for each case",
     )
-    group.addoption("--epmoe-ranks", type=int, default=4, help="size of the world of --epmoe-check (default 4)")
+    group.addoption("--epmoe-ranks", type=int, help="size of the world of --epmoe-check (default 4)")
     group.addoption(
         "--epmoe-timeout",
-        type=float,
-        default=120.0,
+        type=_seconds,
         metavar="S",
         help="seconds after which a case of --epmoe-check counts as hung (default 120)",
     )
@@ -34,11 +35,20 @@ def pytest_addoption(parser):
     )
 
 
+def _seconds(text):
+    from epmoe.command_line import positive_seconds
+
+    return positive_seconds(text)
+
+
 def pytest_collection_modifyitems(session, config, items):
     """Add a test for each case of each implementation that was named."""
-    for name in [*config.getini("epmoe_check"), *config.getoption("--epmoe-check")]:
-        timeout = config.getoption("--epmoe-timeout")
-        items.extend(_tests(session, name, config.getoption("--epmoe-ranks"), timeout))
+    names = [*config.getini("epmoe_check"), *config.getoption("--epmoe-check")]
+    given = {option: value for option in DEFAULTS if (value := config.getoption(option)) is not None}
+    if given and not names:
+        raise pytest.UsageError(f"{', '.join(given)}: no meaning without --epmoe-check")
+    for name in names:
+        items.extend(_tests(session, name, *(DEFAULTS | given).values()))
 
 
 def _tests(session, name, n_ranks, timeout):

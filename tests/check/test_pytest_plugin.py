@@ -20,10 +20,16 @@ def test_a_wrong_one_fails_in_words_and_beside_the_projects_own_tests(tmp_path, 
 
 def test_what_cannot_be_run_is_refused_in_words(run_pytest):
     for arguments, words in (
-        (["nobody:Class"], "no module 'nobody'"),
-        (["numpy_world:NumpyWorld", "--epmoe-ranks", "0"], "n_ranks=0 must be at least 1"),
+        (["--epmoe-check", "nobody:Class"], "no module 'nobody'"),
+        (["--epmoe-check", "numpy_world:NumpyWorld", "--epmoe-ranks", "0"], "n_ranks=0 must be at least 1"),
+        (["--epmoe-timeout", "x"], "argument --epmoe-timeout: 'x' must be a positive number of seconds"),
+        (["--epmoe-timeout", "nan"], "'nan' must be a positive number of seconds"),
+        (
+            ["--epmoe-timeout", "2", "--epmoe-ranks", "2"],
+            "--epmoe-ranks, --epmoe-timeout: no meaning without --epmoe-check",
+        ),
     ):
-        result = run_pytest("--epmoe-check", *arguments)
+        result = run_pytest(*arguments)
         assert result.returncode == 4 and words in result.stderr and "INTERNALERROR" not in result.stdout
 
 
