@@ -163,7 +163,12 @@ def load(name):
     except ModuleNotFoundError as error:
         if module != error.name and not module.startswith(f"{error.name}."):
             raise EPValueError(f"{module} needs a module {error.name!r}, which is not installed") from None
-        raise EPValueError(f"no module {module!r}: run in the folder where it lies, or install it") from None
+        remedy = (
+            f"write {module[:-3]}:{attribute}"
+            if module.endswith(".py")
+            else "run in the folder where it lies, or install it"
+        )
+        raise EPValueError(f"no module {module!r}: {remedy}") from None
     except EPError:
         raise
     except (Exception, SystemExit) as error:

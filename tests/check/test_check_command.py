@@ -81,6 +81,7 @@ def test_json_says_the_same(told):
         ("nobody", "must be module:Class"),
         *((name, "must be module:Class") for name in (":", ":x", "x:", "../x:Y", "a b:C", "json:dumps.x", ".")),
         ("nobody:Class", "no module 'nobody'"),
+        ("numpy_world.py:NumpyWorld", "no module 'numpy_world.py': write numpy_world:NumpyWorld"),
         ("wrong_dispatches:Nobody", "has no 'Nobody'; its classes: SlotOrder, RankOrder, "),
         ("json:dumps", "must be a class derived from"),
     ],
