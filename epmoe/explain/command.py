@@ -1,5 +1,6 @@
 """`epmoe explain`: writes a small world's round as a page, as figures, and as a trace."""
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -68,11 +69,12 @@ def config_of(args, n_ranks):
 def run(args):
     """Record a round and write files. Exit status: 0; 1 if the kernels' results differ from the reference's; or 2."""
     from epmoe import device
+    from epmoe.verify.options import BESIDE_A_FILE, OF_A_FILE, given, refuse
     from epmoe.verify.worlds import Worlds
 
-    for option, path in (("--out", args.out), ("--trace", args.trace)):
-        if path and Path(path).is_dir():
-            raise EPValueError(f"{option} {path} is a folder: name a file")
+    if args.input:
+        refuse([name for name in given(args, add_arguments) if name in OF_A_FILE], BESIDE_A_FILE)
+    _refuse_what_cannot_be_written(args)
     try:
         worlds = Worlds("auto")
         if not device.SIM:
@@ -91,8 +93,20 @@ def run(args):
         return DIFFERS
 
 
+def _refuse_what_cannot_be_written(args):
+    for option, path in (("--out", args.out), ("--trace", args.trace)):
+        if path and Path(path).is_dir():
+            raise EPValueError(f"{option} {path} is a folder: name a file")
+        if path and not (Path(path).parent.is_dir() and os.access(Path(path).parent, os.W_OK)):
+            raise EPValueError(
+                f"{option} {path} cannot be written: {Path(path).parent} must be a folder you can write to"
+            )
+    if args.figures and Path(args.figures).is_file():
+        raise EPValueError(f"--figures {args.figures} is a file: name a folder")
+
+
 def _recorded(args):
-    from epmoe.explain import figures, story, tape
+    from epmoe.explain import figures, stills, story, tape
     from epmoe.explain.history import History
     from epmoe.explain.inputs import routed_for
     from epmoe.explain.operations import pairs
@@ -101,17 +115,19 @@ def _recorded(args):
     from epmoe.explain.world import drawn as drawn_of
 
     start = time.perf_counter()
+    if args.figures:
+        stills.evaluator()  # refuse a missing dukpy before anything is written
     if args.input:
         cfg, routed = _of_file(args)
     else:
         cfg = config_of(args, args.ranks or RANKS)
         routed = routed_for(cfg, args.seed)
     drawn = drawn_of(cfg, routed)
-    differences, link = [], None
+    differences, history = [], None
+    link = Path(args.out).with_name(Path(args.out).stem + "-tape.html")
     if drawn.whole is None:
         history = History(record(cfg, routed, fused=args.fused, seed=args.seed))
         differences = history.recording.differences
-        link = Path(args.out).with_name(Path(args.out).stem + "-tape.html")
         _write(link, tape.page(history))
     elif args.trace:
         raise EPValueError(
@@ -119,11 +135,14 @@ def _recorded(args):
             "have too many: choose smaller sizes, or trace a large round on GPUs"
         )
     recordings = pairs()
-    html, notes = story.page(drawn, recordings, tape=link and link.name)
+    html, notes = story.page(drawn, recordings, tape=history and link.name)
     out = _write(args.out, html)
     print(f"{out}: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}; open it in a browser")
-    if link:
+    if history:
         print(f"{link}: every counter of a recorded round, {len(history.recording.events):,} operations")
+    else:
+        old = f"; {link} is of an earlier run" if link.exists() else ""
+        print(f"no tape: a world too large to draw has too many operations{old}")
     if args.figures:
         paths, more = figures.write(drawn, args.figures, recordings)
         notes += more

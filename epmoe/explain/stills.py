@@ -8,16 +8,21 @@ from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
 
 
-def call(function, **arguments):
-    """Call a function of page/stills.js; raises UnavailableError without dukpy."""
+def evaluator():
+    """dukpy's evaljs; raises UnavailableError without dukpy."""
     try:
         import dukpy
     except ImportError:
         raise UnavailableError(
             f"pictures outside a browser need dukpy, which is not installed:\n{install('explain')}"
         ) from None
+    return dukpy.evaljs
+
+
+def call(function, **arguments):
+    """Call a function of page/stills.js; raises UnavailableError without dukpy."""
     return json.loads(
-        dukpy.evaljs(f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))", arguments=arguments)
+        evaluator()(f"{script('stills')}\nJSON.stringify({function}(dukpy.arguments))", arguments=arguments)
     )
 
 

@@ -14,6 +14,7 @@ WITH_THE_MATRIX = ("all", "kernels", "hidden", *WITH_BOTH, *OF_THE_MATRIX)
 WITH_WORDS = ("words", "rounds", *WITH_BOTH)
 WORLDS = 14  # of --words: each format twice
 OF_A_FILE = ("experts_per_rank", "top_k", "hidden", "tokens", "rounds")  # --input's file says
+BESIDE_A_FILE = "no meaning with --input, whose file has its sizes, and one round of them: leave it out"
 
 
 def _cc(text):
@@ -94,11 +95,21 @@ def add_arguments(parser):
     )
 
 
-def refuse_what_would_be_ignored(args):
-    """Refuse options without effect: --all sets sizes and options, only --all has parts, and a file sets its sizes."""
+def given(args, add_arguments):
+    """The names of a command's options that differ from their defaults."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
+    return [name for name, default in vars(parser.parse_args([])).items() if getattr(args, name) != default]
+
+
+def refuse(names, rule):
+    """Refuse these options, if there are any."""
+    if names:
+        raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in names)}: {rule}")
+
+
+def refuse_what_would_be_ignored(args):
+    """Refuse options without effect: --all sets sizes and options, only --all has parts, and a file sets its sizes."""
     if args.cc and not args.compile:
         raise EPValueError("--cc: no meaning without --compile: give that too, or leave it out")
     unsummed = [f"--{n.replace('_', '-')}" for n in ("epilogue", "shared_expert") if getattr(args, n)]
@@ -108,24 +119,24 @@ def refuse_what_would_be_ignored(args):
             "leave that out, or --weights none"
         )
     with_words = args.words and not args.all
+    names = given(args, add_arguments)
     wrong = [
         name
-        for name in given
+        for name in names
         if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX) or with_words and name not in WITH_WORDS
     ]
     if args.input and not args.all:
-        wrong += [name for name in given if name in OF_A_FILE]
-    if wrong:
-        rule = (
-            "no meaning with --all, which walks all options, at small sizes: leave it out, or --all"
-            if args.all
-            else "no meaning with --words, which draws random worlds: leave it out, or --words"
-            if with_words
-            else "no meaning without --all: give that too, or leave it out"
-            if wrong[0] in OF_THE_MATRIX
-            else "no meaning with --input, whose file has its sizes, and one round of them: leave it out"
-        )
-        raise EPValueError(f"{', '.join('--' + name.replace('_', '-') for name in wrong)}: {rule}")
+        wrong += [name for name in names if name in OF_A_FILE]
+    refuse(
+        wrong,
+        "no meaning with --all, which walks all options, at small sizes: leave it out, or --all"
+        if args.all
+        else "no meaning with --words, which draws random worlds: leave it out, or --words"
+        if with_words
+        else "no meaning without --all: give that too, or leave it out"
+        if wrong and wrong[0] in OF_THE_MATRIX
+        else BESIDE_A_FILE,
+    )
 
 
 def refuse_to_overwrite(args):

@@ -65,7 +65,10 @@ def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, numbe
 def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, run, without_a_tape):
     status, out, _ = run("--ranks 8 --tokens 100 --top-k 8 --out p.html")
     assert status == 0 and "8 ranks x 2 experts x 100 tokens are too many to draw" in out
+    assert "\nno tape: a world too large to draw has too many operations\n" in out
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
+    (tmp_path / "p-tape.html").write_text("old")
+    assert "operations; p-tape.html is of an earlier run\n" in run("--ranks 8 --out p.html")[1]
     status, _, err = run("--ranks 8 --trace t.json")
     assert status == 2 and "--trace records every operation" in err
 
@@ -91,11 +94,20 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
     assert status == 2 and "holds 99" in err and not (tmp_path / "q.html").exists()
 
 
-def test_a_folder_that_is_not_there_is_refused_in_words(run, without_a_tape):
-    status, _, err = run("--ranks 1 --tokens 1 --out none/p.html")
-    assert status == 2 and "cannot be written" in err
-    status, _, err = run("--out .")
-    assert status == 2 and "--out . is a folder: name a file" in err
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ("--out none/p.html", "--out none/p.html cannot be written: none must be a folder you can write to"),
+        ("--trace none/t.json", "--trace none/t.json cannot be written: none must be a folder you can write to"),
+        ("--out .", "--out . is a folder: name a file"),
+        ("--figures file", "--figures file is a file: name a folder"),
+        ("--input file --top-k 5 --tokens 9", "--top-k, --tokens: no meaning with --input"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_written(tmp_path, run, options, said):
+    (tmp_path / "file").write_text("")
+    status, _, err = run(options)
+    assert status == 2 and said in err and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_page_links_a_tape_whose_name_is_no_text(tmp_path, without_a_tape):
@@ -112,8 +124,9 @@ def test_figures_say_what_they_lack(tmp_path, run, without_a_tape, monkeypatch):
     assert status == 0 and f"\n{install('explain')}\n" in out
     assert {p.suffix for p in (tmp_path / "f").iterdir()} == {".svg"}
     monkeypatch.setitem(sys.modules, "dukpy", None)
+    (tmp_path / "p.html").unlink()
     status, _, err = run(options)
-    assert status == 2 and f"\n{install('explain')}\n" in err
+    assert status == 2 and f"\n{install('explain')}\n" in err and not (tmp_path / "p.html").exists()
 
 
 def test_a_gpu_needs_no_simulator():
