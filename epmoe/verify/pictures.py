@@ -26,16 +26,19 @@ def counts(cfg, topk_ids):
 
 
 def routing(cfg, routed, width=80):
-    """The routing matrix, ranks x experts, with experts under their owners; only owners if the experts do not fit."""
+    """(what it shows, the routing matrix): ranks x experts, with experts under their owners; ranks x ranks if experts do
+    not fit."""
     matrix = counts(cfg, routed.topk_ids)
     per_owner = cfg.n_local_experts
     cell = max(2, len(str(matrix.max(initial=0))), len(str(cfg.n_experts - 1))) + 1
+    cell = max(cell, -(-len(f"rank {cfg.n_ranks - 1}") // per_owner))
     if LABEL_WIDTH + cfg.n_experts * cell + 2 * cfg.n_ranks > width:
-        return _by_owner(cfg, routed, matrix, width)
+        shows = "Pairs (token, k) that each rank (line) sends to each rank (column)."
+        return shows, _by_owner(cfg, routed, matrix, width)
     text = Text()
     text.append(" " * LABEL_WIDTH)
     for owner in range(cfg.n_ranks):
-        text.append("│ " + f"to rank {owner}".ljust(cell * per_owner)[: cell * per_owner], style="bold")
+        text.append("│ " + f"rank {owner}".ljust(cell * per_owner), style="bold")
     text.append("\n" + "expert".rjust(LABEL_WIDTH - 1) + " ", style="dim")
     for e in range(cfg.n_experts):
         text.append(("│ " if e % per_owner == 0 else "") + str(e).rjust(cell), style="dim")
@@ -47,7 +50,7 @@ def routing(cfg, routed, width=80):
     text.append("\n" + "rows per expert".ljust(LABEL_WIDTH), style="dim")
     for e in range(cfg.n_experts):
         text.append(("│ " if e % per_owner == 0 else "") + str(matrix[:, e].sum()).rjust(cell), style="dim")
-    return text
+    return "How many tokens each rank (line) sends to each expert (column).", text
 
 
 def _by_owner(cfg, routed, matrix, width):

@@ -25,8 +25,9 @@ def heading(console, args, case, world, batch, notes):
 def first_round(console, args, case, r, rank):
     """Routing, dispatch and one token of a round as pictures. With --counters also one rank's counters."""
     section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
-    console.print(next(section) + "How many tokens each rank (line) sends to each expert (column).")
-    console.print(pictures.routing(case.cfg, r.routed, console.width))
+    shows, matrix = pictures.routing(case.cfg, r.routed, console.width)
+    console.print(next(section) + shows)
+    console.print(matrix)
     odd = pictures.what_is_odd(r.routed)
     if odd and not args.input:
         console.print(odd, style="dim")

@@ -32,7 +32,8 @@ def test_the_main_job_passes_and_shows_what_it_did(capsys):
     for part in (
         "4 ranks x 4 experts, top-4",
         "(0 tokens)",
-        "to rank 3",
+        "each expert (column)",
+        "│ rank 3",
         "Intended: rank 2 has no tokens, and 14 of 140",
         "One token.",
         "round 3:",
@@ -178,12 +179,20 @@ def test_the_pictures_of_a_large_world_fit(capsys):
     cfg = config(n_ranks=8, n_experts=256, top_k=8, max_tokens_per_rank=64)
     routed = routing.make(cfg, 0)
     out = io.StringIO()
-    Console(file=out, width=80).print(pictures.routing(cfg, routed))
+    shows, matrix = pictures.routing(cfg, routed)
+    Console(file=out, width=80).print(matrix)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and sum("rank" in line for line in lines) == 9
-    assert "busiest experts" in lines[-1]
+    assert "busiest experts" in lines[-1] and "to each rank (column)" in shows
     totals = pictures.counts(cfg, routed.topk_ids)
     assert totals.sum() == sum(int((a >= 0).sum()) for a in routed.topk_ids)
+
+
+@pytest.mark.parametrize("n_ranks, n_experts", [(3, 3), (7, 7), (6, 12)])
+def test_narrow_columns_name_their_rank(n_ranks, n_experts):
+    cfg = config(n_ranks=n_ranks, n_experts=n_experts, top_k=1, max_tokens_per_rank=1)
+    heading, experts, *_ = pictures.routing(cfg, routing.make(cfg, 0))[1].plain.splitlines()
+    assert all(f"│ rank {rank}" in heading for rank in range(n_ranks)) and len(experts) <= 80
 
 
 def test_a_batch_for_skip_a2a_is_the_same_on_all_ranks():
