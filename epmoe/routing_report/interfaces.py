@@ -21,7 +21,8 @@ class Cost(NamedTuple):
     """One phase of one step with one interface.
 
     total_bytes: sent by all ranks together to other ranks. busiest_bytes: the most that one rank sends or receives.
-    floor_us: busiest_bytes at the link's speed. expected_us: expected time of our kernels, None if not measured.
+    floor_us: busiest_bytes at the link's speed. expected_us: expected time of our kernels, None if not measured, if the
+    interface is not offered, or if no bytes cross links.
     """
 
     total_bytes: int
@@ -31,10 +32,14 @@ class Cost(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Factors of the counts. link_gbps: 10**9 bytes a second that each rank can send, and receive at the same time."""
+    """Factors of the counts. link_gbps: 10**9 bytes a second that each rank can send, and receive at the same time.
+
+    link_known: whether the ranks have such links, so that a time can be expected.
+    """
 
     cfg: EPConfig
     link_gbps: float
+    link_known: bool = True
 
     @property
     def row_bytes(self):
@@ -102,7 +107,8 @@ def costs(interface, step, sizes):
 def _cost(interface, phase, matrix, sizes, token_format):
     most = counts.busiest(matrix)
     floor_us = most / sizes.link_gbps / 1e3
-    us = measured.expected_us(interface, phase, token_format, most, floor_us) if most else 0.0
+    known = most and sizes.link_known and offered(interface, sizes.cfg) is None
+    us = measured.expected_us(interface, phase, token_format, most, floor_us) if known else None
     return Cost(int(counts.off_rank(matrix).sum()), most, floor_us, us)
 
 

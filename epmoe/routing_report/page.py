@@ -40,7 +40,7 @@ def page(found):
         "<h2>What if there were more ranks, or fewer?</h2>",
         "<p>The same tokens, spread evenly. With more ranks each has a smaller share, but a token visits more of "
         "them. Floors assume that every rank reaches every other at the same speed. Beyond 8 ranks, some links are "
-        "often a slower network.</p>",
+        "often a slower network, so times are expected only with --link-gbps.</p>",
         _sweep(found),
         _sweep_chart(found),
     ]
@@ -158,12 +158,10 @@ def _sweep(found):
             stat(line["tokens_per_rank"], "max", 0),
             stat(line["rank_max_over_mean"], digits=2),
         ]
-        for way in (line["interfaces"][i] for i in ways):
-            cells.append(stat(way["round_us"]) + ("*" if way["not_offered"] else ""))
+        cells += [stat(line["interfaces"][i]["round_us"]) for i in ways]
         lines.append((line["n_ranks"], [*cells, escape(INTERFACES[line["take"]])]))
     return _table(head, lines, found["n_ranks"]) + (
-        '<p class="note">Microseconds of dispatch and combine, as expected (-: not measured). '
-        "*: this project does not offer it there.</p>"
+        '<p class="note">Microseconds of dispatch and combine, as expected (-: not measured, or not possible).</p>'
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.routing_report import counts, interfaces, measured
-from epmoe_ref.config import MAX_EXPERTS
+from epmoe_ref.config import MAX_EXPERTS, MAX_GPUS_PER_NODE
 from epmoe_ref.errors import EPValueError
 
 DEFAULT_RANKS, DEFAULT_HIDDEN = 8, 7168
@@ -28,10 +28,11 @@ def report(dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_forma
     if hidden is None:
         hidden = DEFAULT_HIDDEN
         assumed.append(f"hidden={hidden}, because the file has no x: --hidden changes it")
-    if link_gbps is None:
+    link_given = link_gbps is not None
+    if not link_given:
         link_gbps, machine = measured.table()["link_gbps"], measured.machine(measured.table())
         assumed.append(f"links of {link_gbps} GB/s each way, as measured on {machine}: --link-gbps changes it")
-    options = (n_experts, hidden, token_format, link_gbps)
+    options = (n_experts, hidden, token_format, link_gbps, link_given)
     here = _on_ranks(dump, n_ranks, *options)
     return {
         "file": name,
@@ -82,14 +83,13 @@ def _world(dump, n_experts, n_ranks, assumed):
     return given, n_ranks
 
 
-def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
+def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps, link_given):
     """The part of the report that depends on the number of ranks."""
     by_step = [dump.split(ids, n_ranks) for ids in dump.steps]
     steps = [counts.count(ids, n_experts) for ids in by_step]
     most_tokens = max(int(step.tokens.max()) for step in steps)
-    sizes = interfaces.Sizes(
-        interfaces.config(n_ranks, n_experts, dump.top_k, hidden, most_tokens, token_format), link_gbps
-    )
+    cfg = interfaces.config(n_ranks, n_experts, dump.top_k, hidden, most_tokens, token_format)
+    sizes = interfaces.Sizes(cfg, link_gbps, link_given or n_ranks <= MAX_GPUS_PER_NODE)
     ways = {name: _interface(name, steps, sizes) for name in interfaces.INTERFACES}
     return {
         "tokens_per_rank": _over([s.tokens.max() for s in steps]),
@@ -108,7 +108,7 @@ def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps):
         "row_bytes": sizes.row_bytes,
         "combine_row_bytes": sizes.combine_bytes,
         "interfaces": ways,
-        "take": _take(ways),
+        "take": _take(ways, sizes),
     }
 
 
@@ -145,7 +145,7 @@ def _over(values):
     return {"median": median, "p90": p90, "p99": p99, "max": most}
 
 
-def _take(ways):
+def _take(ways, sizes):
     """{interface, why}: the interface with the shortest round in the median step."""
     ours = {name: way for name, way in ways.items() if way["not_offered"] is None and name != "pairs_plain"}
     measured_all = all(way["round_us"] for way in ours.values())
@@ -155,7 +155,14 @@ def _take(ways):
         best = "pairs"
     why = [f"{way['is']} is not possible: it {way['not_offered']}" for way in ways.values() if way["not_offered"]]
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
-    if others:
+    if not ways["pairs"]["dispatch"]["busiest_bytes"]["max"]:
+        why.append("no expected times: no token leaves its rank, and we measured only tokens that do")
+    elif not sizes.link_known:
+        why.append(
+            f"no expected times: more than {MAX_GPUS_PER_NODE} ranks need a network, which we did not measure; "
+            "give its speed with --link-gbps"
+        )
+    elif others:
         least = "take about" if measured_all else "take at least"
         why.append(f"dispatch and combine {least} {us[best]:.1f} us in the median step ({others})")
     if best == "pairs":

@@ -39,6 +39,24 @@ def test_json_holds_everything(file, capsys):
     assert found["sweep"][1]["interfaces"]["rows"]["round_us"] == found["interfaces"]["rows"]["round_us"]
 
 
+@pytest.mark.parametrize(
+    "options, expected, says",
+    [
+        (["--ranks", "1"], [], "no token leaves its rank"),
+        (["--ranks", "16"], [], "more than 8 ranks need a network, which we did not measure"),
+        (["--ranks", "16", "--link-gbps", "50"], ["pairs"], "is not possible"),
+        (["--ranks", "4", "--format", "fp8_blockwise"], ["pairs", "rows", "expert_major"], "take about"),
+    ],
+)
+def test_times_are_expected_where_they_were_measured(file, capsys, options, expected, says):
+    assert main(["routing", str(file), "--json", *options]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for phase in ("dispatch", "combine"):
+        assert [name for name, way in found["interfaces"].items() if way[phase]["expected_us"]] == expected
+    why = " ".join(found["take"]["why"])
+    assert says in why and ("take about" in why) == (len(expected) > 1)
+
+
 class Seen(HTMLParser):
     """Opened and closed tags, and the network requests of a page."""
 
