@@ -39,10 +39,13 @@ class Answer:
 
 
 def answers_in(folder, number=None):
-    """The Answers in a folder: STUDENT/puzzleNN.py, or with a number also STUDENT.py. EPValueError if there are none."""
+    """(Answers in a folder, files skipped): STUDENT/puzzleNN.py, or with a number also STUDENT.py.
+
+    Without a number STUDENT.py is skipped. EPValueError if there are no answers.
+    """
     if not folder.is_dir():
         raise EPValueError(f"{folder} is not a folder: --grade takes one with a file or folder a student")
-    found = []
+    found, skipped = [], []
     for path in sorted(folder.iterdir()):
         files = sorted(path.glob("puzzle*.py")) if path.is_dir() else []
         for file in files:
@@ -51,18 +54,19 @@ def answers_in(folder, number=None):
                 found.append(Answer(path.name, int(of[1]), str(file)))
         if path.suffix == ".py" and path.is_file():
             if number is None:
-                raise EPValueError(f"{path} does not say which puzzle it answers: epmoe puzzle N --grade {folder}")
-            found.append(Answer(path.stem, number, str(path)))
+                skipped.append(str(path))
+            else:
+                found.append(Answer(path.stem, number, str(path)))
     if not found:
         raise EPValueError(
-            f"no answer is in {folder}: it needs STUDENT/puzzleNN.py, or STUDENT.py and the puzzle's number"
+            f"no answer is in {folder}: it needs STUDENT/puzzleNN.py, or STUDENT.py and epmoe puzzle N --grade {folder}"
         )
-    return found
+    return found, skipped
 
 
 def grade(folder, number, as_json):
     """Judge all answers of a folder; prints a line each, or one JSON object."""
-    answers, words = answers_in(folder, number), limits.namespaces()
+    (answers, skipped), words = answers_in(folder, number), limits.namespaces()
     isolation = BY_KERNEL if words else BY_HOOK
     records = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -72,8 +76,10 @@ def grade(folder, number, as_json):
                 _tell(record)
     passed = sum(r["passed"] for r in records)
     if as_json:
-        print(json.dumps(dict(isolation=isolation, answers=records), indent=1))
+        print(json.dumps(dict(isolation=isolation, answers=records, skipped=skipped), indent=1))
     else:
+        for file in skipped:
+            print(f"skipped: {file} does not say which puzzle it answers; epmoe puzzle N --grade {folder} does")
         print(f"{passed} of {len(records)} answers are right. Isolation: {isolation}.")
     return EQUAL if passed == len(records) else DIFFERS
 
@@ -82,7 +88,10 @@ def judged(answer, words):
     """The record of one Answer. words: of limits.namespaces()."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="epmoe_grading_") as scratch:
-        file = Path(scratch) / f"puzzle{answer.puzzle:02}.py"
+        file = Path(
+            scratch, "answer", Path(answer.file).name
+        )  # not in the working directory, where numpy.py is imported
+        file.parent.mkdir()
         shutil.copyfile(answer.file, file)
         what, says = verdict(
             answer.puzzle,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def classroom(tmp_path, monkeypatch):
-    """Four students; the last two write into the folder of the first, and open a connection."""
+    """Four students; the last two write into the folder of the first, and open a connection. One more file."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     stolen = tmp_path / "class" / "ann" / "puzzle01.py"
@@ -29,6 +29,7 @@ def classroom(tmp_path, monkeypatch):
     ):
         (tmp_path / "class" / student).mkdir(parents=True)
         (tmp_path / "class" / student / "puzzle01.py").write_text(text)
+    (tmp_path / "class" / "carol.py").write_text(right(1)[0])
     return tmp_path / "class"
 
 
@@ -38,6 +39,7 @@ def test_a_folder_of_answers_is_graded(classroom, capsys):
     told = json.loads(capsys.readouterr().out)
     records = {r["student"]: r for r in told["answers"]}
     assert [r["passed"] for r in told["answers"]] == [True, False, False, False]
+    assert told["skipped"] == [str(classroom / "carol.py")]
     assert "each block copies one row only" in records["bob"]["verdict"]
     assert "outside its folder" in records["eve"]["verdict"]
     assert "it opens a network connection" in records["mal"]["verdict"]
@@ -48,10 +50,16 @@ def test_a_folder_of_answers_is_graded(classroom, capsys):
 def test_single_files_need_the_puzzle_s_number(tmp_path, capsys):
     (tmp_path / "ann.py").write_text(right(1)[0])
     assert main(["puzzle", "--grade", str(tmp_path)]) == 2
-    assert "does not say which puzzle it answers" in capsys.readouterr().err
-    assert main(["puzzle", "1", "--grade", str(tmp_path)]) == 0
+    assert f"or STUDENT.py and epmoe puzzle N --grade {tmp_path}" in capsys.readouterr().err
+    (tmp_path / "numpy.py").write_text("1 +")
+    assert main(["puzzle", "1", "--grade", str(tmp_path)]) == 1
     said = capsys.readouterr().out
-    assert "ann              puzzle  1  RIGHT" in said and "1 of 1 answers are right" in said
+    assert "ann              puzzle  1  RIGHT" in said and "1 of 2 answers are right" in said
+    assert "numpy.py line 1 is not Python" in said
+    (tmp_path / "bob").mkdir()
+    (tmp_path / "ann.py").rename(tmp_path / "bob" / "puzzle01.py")
+    assert main(["puzzle", "--grade", str(tmp_path)]) == 0
+    assert f"skipped: {tmp_path / 'numpy.py'} does not say" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("make, says", [("class", "no answer is in"), ("", "is not a folder")])
