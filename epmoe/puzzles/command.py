@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import textwrap
 from pathlib import Path
 
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
@@ -113,7 +114,10 @@ def hint(number, k):
     hints = puzzle(number).hints
     if k > len(hints):
         raise EPValueError(f"puzzle {number} has {len(hints)} hints: epmoe puzzle {number} --show")
-    print(wrapped(f"Hint {k} of {len(hints)}: {hints[k - 1]}", WIDTH))
+    text = hints[k - 1]
+    if "\n" in text:  # code
+        text = "\n" + textwrap.indent(text, "    ")
+    print(wrapped(f"Hint {k} of {len(hints)}: {text}", WIDTH))
     if k < len(hints):
         print(f"\nThe next one: epmoe puzzle {number} --hint {k + 1}")
     return EQUAL

@@ -99,7 +99,7 @@ def test_hints_grow_stronger(folder, capsys):
     assert main(["puzzle", "1", "--hint"]) == 0
     assert "--hint 2" in capsys.readouterr().out
     assert main(["puzzle", "1", "--hint", "3"]) == 0
-    assert "Hint 3 of 3" in capsys.readouterr().out
+    assert "Hint 3 of 3:\n    row = block_idx()\n    while row < num_tokens:\n        i = " in capsys.readouterr().out
 
 
 def test_the_answer_is_shown_in_a_checkout_and_missing_elsewhere(folder, capsys, monkeypatch):
