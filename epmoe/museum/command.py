@@ -95,7 +95,7 @@ def shown(number, exhibit):
     if cut > 0:
         print(f"(after {cut} operations)")
     print("\n".join(failure.events[-SHOWN:]) or "(no access to memory came before it)")
-    print(f"\n({name}[2] of 1: word 2 of the region {name} of rank 1; = written, -> read)")
+    print("\n" + wrapped(f"({name}[2] of 1: word 2 of the region {name} of rank 1; = written, -> read)", WIDTH))
     _heading({"race": "The race report", "hang": "The hang report"}.get(failure.how, "The error"))
     print(wrapped(failure.says, WIDTH))
     alone = exhibit.counts(racecheck=False)

@@ -194,7 +194,7 @@ def told(recorder):
 
 def _line(event):
     who = f"rank {event.rank} block {event.block}" + (f" thread {event.thread}" if event.thread > 0 else "")
-    text = f"{who:24} line {event.line.rpartition(':')[2]:>3}  {event.word or event.kind}"
+    text = f"{who:24} line {event.line.rpartition(':')[2]:>2} {event.word or event.kind}"
     if event.span is None:
         return text
     value = event.saw if event.wrote is None else event.wrote

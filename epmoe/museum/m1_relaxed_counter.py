@@ -34,7 +34,7 @@ REPAIR = (("atomic_add_relaxed_gpu_i32(", "atomic_add_acq_rel_gpu_i32("),)
 
 @kernel
 def last_one_signals(params, call, my_rank):
-    """Rank 0 sends a message from each block; the block that counts last signals rank 1."""
+    """Each block of rank 0 sends a message; the last one signals rank 1."""
     own = load_u64(params + u64(8 * my_rank))
     peer = load_u64(params + u64(8 * (1 - my_rank)))
     if thread_idx() > 0:

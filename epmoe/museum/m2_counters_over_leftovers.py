@@ -20,7 +20,11 @@ from epmoe.device import (
 BLOCKS, WARPS = 3, 1
 CALLS = 2
 PREFIX, DONE, RESULT = 0, 64, 128
-REGIONS = (("prefix sums", PREFIX, 4), ("done", DONE, 1), ("result", RESULT, 1))
+REGIONS = (  # name, place, words
+    ("prefix sums", PREFIX, 4),
+    ("done", DONE, 1),
+    ("result", RESULT, 1),
+)
 EXPECTED = {0: [BLOCKS], 1: [BLOCKS]}
 REPAIR = (("done = own + u64(PREFIX + 4)", "done = own + u64(DONE)"),)
 ALSO = ("                total += 2 + expert\n        return\n",)  # put the word back to 0 there
@@ -28,7 +32,7 @@ ALSO = ("                total += 2 + expert\n        return\n",)  # put the wor
 
 @kernel
 def dispatch_then_combine(params, call, my_rank):
-    """Call 0 leaves prefix sums of 2, 3 and 4 rows; call 1 counts the blocks that are done."""
+    """Call 0 leaves prefix sums of rows; call 1 counts blocks done."""
     own = load_u64(params + u64(8 * my_rank))
     if thread_idx() > 0:
         return

@@ -22,7 +22,11 @@ EXPERTS, ROWS, WARPS = 2, 6, 1
 FLAGS = 2 * EXPERTS
 BLOCKS = 1 + ROWS
 ROW, RESULT, READY = 0, 64, 112
-REGIONS = (("row", ROW, ROWS), ("result", RESULT, ROWS), ("ready", READY, FLAGS))
+REGIONS = (  # name, place, words
+    ("row", ROW, ROWS),
+    ("result", RESULT, ROWS),
+    ("ready", READY, FLAGS),
+)
 BYTES = READY + 4 * FLAGS
 EXPECTED = {0: [1] * ROWS, 1: [1] * ROWS}
 REPAIR = (("BLOCKS = 1 + ROWS\n", "BLOCKS = 1 + min(ROWS, FLAGS)\n"),)
@@ -31,7 +35,7 @@ ALSO = ("FLAGS = 2 * EXPERTS\n",)
 
 @kernel
 def wait_for_the_first_block(params, call, my_rank):
-    """Block 0 raises the flag of every other block; these write one row each, or more."""
+    """Block 0 raises the others' flags; each writes a row, or more."""
     own = load_u64(params + u64(8 * my_rank))
     if thread_idx() > 0:
         return

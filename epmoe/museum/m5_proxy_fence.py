@@ -50,7 +50,7 @@ ALSO = (
 
 @kernel
 def copy_by_tma(params, call, my_rank):
-    """Rank 0 sends a row, rank 1 has it copied into shared memory and writes it down."""
+    """Rank 0 sends a row; rank 1 writes it down from shared memory."""
     own = load_u64(params + u64(8 * my_rank))
     peer = load_u64(params + u64(8 * (1 - my_rank)))
     if thread_idx() > 0:

@@ -56,7 +56,7 @@ def before(memory, np):
 
 @kernel
 def add_up_by_stages(params, call, my_rank):
-    """Lane 0 has a row copied into the one stage, 8 lanes read it, and so on."""
+    """Lane 0 loads a row into the one stage, 8 lanes read it, and so on."""
     own = load_u64(params + u64(8 * my_rank))
     lane, stage = lane_id(), dynamic_shared()
     full = stage + u32(128)

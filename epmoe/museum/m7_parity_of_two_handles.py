@@ -23,7 +23,11 @@ BLOCKS, WARPS = 1, 1
 LINKS = ("https://github.com/NVIDIA/nccl/issues/2303", "https://github.com/NVIDIA/nccl/pull/2306")
 ROUNDS = 5
 MESSAGE, SIGNAL, RESULT = 0, 16, 64
-REGIONS = (("message", MESSAGE, 2), ("signal", SIGNAL, 2), ("result", RESULT, ROUNDS))
+REGIONS = (  # name, place, words
+    ("message", MESSAGE, 2),
+    ("signal", SIGNAL, 2),
+    ("result", RESULT, ROUNDS),
+)
 EXPECTED = {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
 REPAIR = (
     ("parity = n // 2 % 2  # call n // 2 of handle n % 2", "parity = n % 2  # call n of the group"),
@@ -32,7 +36,7 @@ REPAIR = (
 
 @kernel
 def two_handles_in_turn(params, call, my_rank):
-    """Call n, by handle n % 2: clear the next word, send message n + 1, wait for the peer's."""
+    """Call n: clear the next word, send message n + 1, wait for one."""
     own = load_u64(params + u64(8 * my_rank))
     peer = load_u64(params + u64(8 * (1 - my_rank)))
     if thread_idx() > 0:

@@ -22,7 +22,11 @@ from epmoe.device import (
 BLOCKS, WARPS = 3, 1
 LINKS = ("https://github.com/microsoft/mscclpp/pull/875",)
 EPOCH, FLAG, RESULT = 0, 16, 64
-REGIONS = (("epoch", EPOCH, 1), ("flag", FLAG, 1), ("result", RESULT, BLOCKS))
+REGIONS = (  # name, place, words
+    ("epoch", EPOCH, 1),
+    ("flag", FLAG, 1),
+    ("result", RESULT, BLOCKS),
+)
 EXPECTED = {0: [1] * BLOCKS, 1: [1] * BLOCKS}
 REPAIR = (
     ("    epoch = ld_relaxed_gpu_i32(own + u64(EPOCH)) + 1\n", "    epoch = call + 1\n"),

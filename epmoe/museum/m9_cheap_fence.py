@@ -24,7 +24,11 @@ from epmoe.device import (
 BLOCKS, WARPS = 1, 3
 LINKS = ("https://github.com/AMD-AGI/Primus-Turbo/pull/482",)
 ROW, TAIL, RESULT = 0, 64, 128
-REGIONS = (("row", ROW, WARPS), ("tail", TAIL, 1), ("result", RESULT, WARPS))
+REGIONS = (  # name, place, words
+    ("row", ROW, WARPS),
+    ("tail", TAIL, 1),
+    ("result", RESULT, WARPS),
+)
 EXPECTED = {1: [20, 21, 22]}
 REPAIR = (
     ("st_relaxed_sys_i32(peer + u64(TAIL), WARPS)", "st_release_sys_i32(peer + u64(TAIL), WARPS)"),
@@ -34,7 +38,7 @@ ALSO = ("        syncthreads()\n        if thread_idx() == 0:\n            fence
 
 @kernel
 def publish_the_tail(params, call, my_rank):
-    """Each warp of rank 0 writes a row, the first one publishes them all; rank 1 reads them."""
+    """Each warp of rank 0 writes a row, and warp 0 publishes them all."""
     own = load_u64(params + u64(8 * my_rank))
     peer = load_u64(params + u64(8 * (1 - my_rank)))
     if my_rank == 0:

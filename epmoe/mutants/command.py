@@ -8,10 +8,12 @@ import difflib
 import os
 import random
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, INTERRUPTED, at_least_one, at_least_zero, part_of_all
+from epmoe.lessons.telling import WIDTH, wrapped
 from epmoe.progress import progress
 from epmoe_ref.errors import EPValueError, UnavailableError
 
@@ -302,8 +304,8 @@ def show_faults(console):
         how, text = report(fault)
         missed += not how
         console.print(f"\n[bold]{fault.name}[/bold]", markup=True)
-        console.print(fault.what, markup=False)
-        console.print(f"\n{text or 'NOT NOTICED'}", markup=False, style="" if how else "bold red")
+        console.print(textwrap.fill(fault.what, WIDTH), markup=False)
+        console.print(f"\n{wrapped(text, WIDTH) or 'NOT NOTICED'}", markup=False, style="" if how else "bold red")
         if fault.repair:
             silent = repaired_is_silent(fault)
             missed += not silent

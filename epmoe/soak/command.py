@@ -101,7 +101,7 @@ def soak(args, cfg, world, say):
     )
     say(
         f"epmoe soak: {cfg.n_ranks} ranks x {cfg.n_local_experts} experts, top-{cfg.top_k}, hidden {cfg.hidden}, at "
-        f"most {cfg.max_tokens_per_rank} tokens a rank; {cfg.token_format}, {'fused' if args.fused else 'split'} "
+        f"most {cfg.max_tokens_per_rank} tokens a rank\n{cfg.token_format}, {'fused' if args.fused else 'split'} "
         f"{options['kernels']} kernels; {world.machine.describe()}"
     )
     wanted = args.rounds or (ENDLESS if args.seconds else ROUNDS)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from epmoe.__main__ import main
 from epmoe.mutants.public_faults import FAULTS, README, document, edited, repaired_is_silent, report
 
 HOW = {
@@ -33,6 +34,12 @@ def test_repaired_it_is_silent(fault, tonight):
 def test_an_edit_that_does_not_fit_the_kernels_is_refused():
     with pytest.raises(ValueError, match="holds 'no such text' 0 times, not once"):
         edited((("wait.py", "no such text", ""),))
+
+
+def test_the_command_shows_the_reports_within_the_terminal(capsys):
+    assert main(["mutants", "--faults"]) == 0
+    said = capsys.readouterr().out
+    assert all(fault.name in said for fault in FAULTS) and max(map(len, said.splitlines())) <= 80
 
 
 def test_the_document_shows_the_reports():

@@ -32,6 +32,7 @@ def test_the_time_limit_and_the_rate_are_of_rounds_alone(tmp_path, capsys, monke
     monkeypatch.setattr(Soak, "round", round_of_a_second)
     assert main(["soak", "--seconds", "2", "--json", str(file), *SIZES]) == 0
     said, record = capsys.readouterr().out, json.loads(file.read_text())
+    assert max(map(len, said.splitlines())) <= 80
     assert "7 kernels ready in 100.0 s, 6 of them compiled by 5 processes\n" in said
     assert "PASS  2 rounds, 0 errors, 2.0 s, 1.00 rounds/s" in said
     assert (record["rounds"], record["seconds"], record["rounds_per_second"]) == (2, 2, 1)
