@@ -184,7 +184,7 @@ def choose(args, mutants):
         mutants = [m for m in mutants if _is_in(m.token.file, file) if line in ("", str(m.token.line))]
         if not mutants:
             raise EPValueError(
-                f"--only {args.only}: no synchronising token there; give a folder or a file of "
+                f"--only {args.only}: no mutant there; give a folder or a file of "
                 "epmoe/kernels (plain/, formats/row_copy.py), and the line of a token or none"
             )
     if args.sample and args.sample < len(mutants):

@@ -71,7 +71,7 @@ def test_a_sample_is_noticed_and_harmless_ones_are_not():
         ("--only nowhere.py --statements", "no file nowhere.py"),
         ("--only nowhere/", "no file nowhere/ in epmoe/kernels"),
         ("--only waitt.py", "did you mean wait.py"),
-        ("--only wait.py:1", "no synchronising token there"),
+        ("--only wait.py:1", "no mutant there"),
         ("--only wait.py --sample 1 --part 2/2", "nothing would be tried"),
     ],
 )
