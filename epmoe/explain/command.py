@@ -179,12 +179,15 @@ def _of_file(args):
 def _stamped(args, worlds):
     from epmoe.explain.gpu_round import stamped_rounds
     from epmoe.explain.stamped import of_stamps
+    from epmoe.verify.options import given, refuse
 
     if not args.trace:
         raise EPValueError(
             "on a GPU explain writes a trace: say where with --trace FILE. The page and the figures "
             "come from the simulator: EPMOE_DEVICE=sim epmoe explain"
         )
+    of_pages = [name for name in given(args, add_arguments) if name in ("input", "out", "figures")]
+    refuse(of_pages, "no meaning on a GPU, where explain writes only a trace: leave it out, or set EPMOE_DEVICE=sim")
     n_ranks = worlds.n_ranks if worlds.mpi else args.ranks or RANKS
     cfg, world = config_of(args, n_ranks), worlds.make(n_ranks, args.seed)
     rounds = stamped_rounds(cfg, world, fused=args.fused, seed=args.seed)

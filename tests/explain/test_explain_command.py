@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from epmoe import device
 from epmoe.__main__ import main
 from epmoe.explain import operations, stills
 from epmoe.provenance import install
@@ -127,6 +128,12 @@ def test_figures_say_what_they_lack(tmp_path, run, without_a_tape, monkeypatch):
     (tmp_path / "p.html").unlink()
     status, _, err = run(options)
     assert status == 2 and f"\n{install('explain')}\n" in err and not (tmp_path / "p.html").exists()
+
+
+def test_on_a_gpu_options_of_pages_are_refused(run, monkeypatch):
+    monkeypatch.setattr(device, "SIM", False)
+    status, _, err = run("--trace t.json --figures f --out p.html")
+    assert status == 2 and "--out, --figures: no meaning on a GPU" in err
 
 
 def test_a_gpu_needs_no_simulator():
