@@ -79,8 +79,7 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     words = np.asarray(words)
     if not words[FAILED]:
         return
-    phase = PHASES[int(words[FAILED])]
-    waited_for, index = int(words[WAITED_FOR]), int(words[INDEX])
+    phase, waited_for, index = PHASES[int(words[FAILED])], int(words[WAITED_FOR]), int(words[INDEX])
     if waited_for == FOR_RECV_COUNT:
         what, remedy = _missing_signals(cfg, rank, index, recv_count)
     elif waited_for == FOR_ROWS:
@@ -127,8 +126,7 @@ def _missing_signals(cfg, rank, index, recv_count):
         missing = np.argwhere(np.asarray(recv_count) >= np.uint64(ANNOUNCED)).tolist()
     if not missing:
         return "signals came after the timeout", ": give a longer one if ranks may be so slow"
-    first = rank * cfg.n_local_experts
-    by_source = {}
+    first, by_source = rank * cfg.n_local_experts, {}
     for local_expert, source in missing:
         by_source.setdefault(rank if cfg.skip_a2a else source, []).append(first + local_expert)
     parts = []

@@ -103,8 +103,7 @@ def bf16_rows(intermediate, gated):
     def piece(params, row, vector):
         if vector < n_vectors:
             at = params[INPUT] + u64(row) * u64(4 * intermediate) + u64(16 * vector)
-            g = load16(at)
-            u = load16(at + u64(2 * intermediate))
+            g, u = load16(at), load16(at + u64(2 * intermediate))
             store_vector(params[OUTPUT] + u64(row) * u64(2 * intermediate) + u64(16 * vector), VALUES.pack(gated8(g, u)))
 
     return n_vectors, piece

@@ -65,7 +65,7 @@ HARMLESS = {
     "rows/reduce.py sum_of_experts.sum_at: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/combine.py combine_kernel.rows_combine: syncthreads_or(not reduce_rows(call, announced)) -> "
     "(not reduce_rows(call, announced))": AGREE,
-    "rows/dispatch.py moving.by_flags: syncthreads_or(not ok) -> (not ok)": AGREE,
+    "rows/dispatch.py sending_and_finishing.by_flags: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_part, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
     "rows/small/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",

@@ -12,7 +12,7 @@ def tuned(**numbers):
 
 
 ORDINARY = tuned(bits_experts=0)  # expert-major: a small batch uses the kernel for large ones
-NOT_IN_PARTS = tuned(bits_experts=0, useful_parts=1, copied=replace(SMALL.copied, parts=1))
+NOT_IN_PARTS = tuned(bits_experts=0, useful_parts=1, copied=SMALL.copied._replace(parts=1))
 SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
 
 ROWS_WORLDS = (

@@ -15,10 +15,8 @@ output_tokens = output(0)
 def make(cfg) -> KernelFormat:
     """Payload: hidden x 2 bytes. Outputs: output_tokens [capacity, hidden] bf16."""
     row_bytes = cfg.hidden * BF16_BYTES
-    token_size = align_up(row_bytes, cfg.alignment)
-    copy_in = copy_part(row_bytes, read_only=True)
-    copy_out = copy_part(row_bytes)
-    clear_rest = clear_padding(token_size - row_bytes)
+    token_size, copy_in = align_up(row_bytes, cfg.alignment), copy_part(row_bytes, read_only=True)
+    copy_out, clear_rest = copy_part(row_bytes), clear_padding(token_size - row_bytes)
 
     @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):

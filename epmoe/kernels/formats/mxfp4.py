@@ -63,8 +63,7 @@ def slot_rows(cfg) -> int:
 def slot_scales(cfg):
     """store_scales: stores one row's hidden / 32 scale bytes in its slot, the group. src is 4-byte aligned."""
     n_scales = cfg.hidden // 32
-    slot_bytes = slot_rows(cfg) * n_scales
-    n_words = n_scales // 4
+    slot_bytes, n_words = slot_rows(cfg) * n_scales, n_scales // 4
 
     @device_fn
     def store(out, place, src, lane):
@@ -73,8 +72,7 @@ def slot_scales(cfg):
         base = u64(base + u64(u32(m >> u32(4)) & u32(1)) + u64(4 * (m & u32(15))))
         j = u32(lane)
         while j < n_words:          # columns 4 j ... 4 j + 3
-            word = load_u32(src + u64(4 * j))
-            dst = base + u64(2 * (j & u32(1)) + 256 * (j >> u32(1)))
+            word, dst = load_u32(src + u64(4 * j)), base + u64(2 * (j & u32(1)) + 256 * (j >> u32(1)))
             store_u8(dst, u32(word & u32(0xFF)))
             store_u8(dst + u64(64), u32(u32(word >> u32(8)) & u32(0xFF)))
             store_u8(dst + u64(128), u32(u32(word >> u32(16)) & u32(0xFF)))

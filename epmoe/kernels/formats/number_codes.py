@@ -37,8 +37,7 @@ def e2m1_code(v):
 @device_fn
 def e2m1x2(word, k):
     """Two bf16 values of a word, each times k (rounded to float32), as a byte of two codes (u32)."""
-    lo = e2m1_code(mul_rn(bf16_lo(word), k))
-    hi = e2m1_code(mul_rn(bf16_hi(word), k))
+    lo, hi = e2m1_code(mul_rn(bf16_lo(word), k)), e2m1_code(mul_rn(bf16_hi(word), k))
     return u32(lo | u32(hi << u32(4)))
 
 

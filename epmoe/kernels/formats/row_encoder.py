@@ -31,10 +31,8 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
     Loads are ordinary ones: two consecutive ones share each 32-byte sector, which a load that bypasses L1 might fetch
     twice.
     """
-    n_chunks, n_steps = hidden // LANE_ELEMENTS, encode_parts(hidden)
-    group_lanes = group // LANE_ELEMENTS
-    last_group = n_chunks - group_lanes
-    group_maximum = over_lanes(maximum, group_lanes)
+    n_chunks, n_steps, group_lanes = hidden // LANE_ELEMENTS, encode_parts(hidden), group // LANE_ELEMENTS
+    last_group, group_maximum = n_chunks - group_lanes, over_lanes(maximum, group_lanes)
 
     @device_fn
     def encode_part(src_row, dst_payload, input_scale, part, n_parts, lane):

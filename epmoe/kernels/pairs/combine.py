@@ -100,8 +100,7 @@ def _finishing(build):
 
         return 1, device_fn(lambda flags: None), reduce_and_leave
 
-    polls = await_rows.polling(build)
-    leave = signal.resetting(build.cfg, send_back.REGION_A)
+    polls, leave = await_rows.polling(build), signal.resetting(build.cfg, send_back.REGION_A)
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
     @device_fn

@@ -49,8 +49,7 @@ def segment_of_row(ends, n_segments, row):
         stride = divided_up(n, i32(32))
         last = i32(min(low + n - 1, low + (lane_id() + 1) * stride - 1))    # of the lane's part of them
         part = lowest(ballot(ends[last] > row))
-        n = i32(min(stride, n - part * stride))
-        low = i32(low + part * stride)
+        n, low = i32(min(stride, n - part * stride)), i32(low + part * stride)
     return low
 
 

@@ -233,8 +233,7 @@ def _rows(build, off):
 
     @device_fn
     def write_alone(call, counts):
-        lane = i32(lane_id())
-        here, end = rows_of_lane(counts)
+        lane, (here, end) = i32(lane_id()), rows_of_lane(counts)
         start, i = i32(end - here), i32(0)
         mark(call, stamps.PLACED)
         while i < experts_a_lane:

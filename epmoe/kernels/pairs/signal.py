@@ -30,8 +30,7 @@ def make(build):
     word, to, of_ids = counters.words(cfg), peers.make(cfg), ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_signals = local if own_only else cfg.n_experts
-    window = min(build.tuning.counted_experts, n_signals)
-    ids_a_warp = 32 // top_k * top_k
+    window, ids_a_warp = min(build.tuning.counted_experts, n_signals), 32 // top_k * top_k
 
     @device_fn
     def segment_of(expert):

@@ -31,7 +31,9 @@ def mailbox_words(shape):
 
 
 def parts_of_announcement(shape):
-    """{part of an announcement: its words [begin, end)}. "header": all but experts; "sizes": that but places."""
+    """{part of an announcement: its words [begin, end)}, in this order: places (of the arrays that peers write), tokens
+    (capacity, num_tokens, blocks), counts, experts. "header": all but experts; "sizes": that but places.
+    """
     experts = mailbox.experts_at(shape.n_ranks)
     return dict(header=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES),
                 sizes=(MAX_PLACES, experts), tokens=(MAX_PLACES, mailbox.COUNTS), counts=(mailbox.COUNTS, experts),
@@ -53,7 +55,7 @@ def announcing(shape, part, marks=True):
 
     @device_fn
     def load(call, first):
-        """(address at parity 0, bytes to that at parity 1, number unless a count, word) of this or the last word."""
+        """(address at parity 0, bytes to parity 1, number unless a count, word); past the end, of the last word."""
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word, number = i32(begin + word), i32(call.num_tokens)
         if word < MAX_PLACES:

@@ -1,8 +1,8 @@
 """A call: its record, its beginning and end, and the part of each block.
 
-The last block, the leader block, talks to the peers. In dispatches and small batches it sends no rows; of the others,
-all or some send. In other combines it reduces, and pushes if all blocks do. Its notify warp announces this rank. When a
-small batch is dispatched without a handle, its fence warp announces the places, which need a fence.
+The last block, the leader block, talks to the peers. In dispatches and small batches it sends no rows; of the other
+blocks, all or some send. In other combines it reduces, and pushes if all blocks do. Its notify warp announces this
+rank. When a small batch is dispatched without a handle, its fence warp announces the places, which need a fence.
 """
 
 from functools import cache
@@ -70,7 +70,7 @@ def is_last_thread():
 
 @device_fn
 def num_senders():
-    """The number of blocks that send: all but the leader block."""
+    """The number of blocks but the leader block. They send; of a small batch by rank, only some do (small/send.py)."""
     return i32(grid_dim() - 1)
 
 
@@ -95,7 +95,7 @@ def share_epoch(call, at_entry):
 
 @device_fn
 def signal_begun(call):
-    """The block's last thread adds this block to BEGUN. It releases, so call it when nothing urgent is left to do."""
+    """The block's last thread adds this block to BEGUN. It releases: it waits for what this thread has stored."""
     if is_last_thread():
         red_add_release_gpu_i32(call.params[p.words] + u64(mailbox.BEGUN), i32(1))
 

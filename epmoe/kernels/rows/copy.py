@@ -162,9 +162,7 @@ def move_kernel(threads):
     def rows_move(params, num_tokens, my_rank):
         array = i32(0)
         while array < MAX_PLACES:
-            src = source_of(params, array)
-            to = target_of(params, array)
-            words = words_of(params, array)
+            src, to, words = source_of(params, array), target_of(params, array), words_of(params, array)
             me, all_threads = u64(block_idx() * block_dim() + thread_idx()), u64(grid_dim() * block_dim())
             i = u64(me)
             while i < words // u64(4):

@@ -3,38 +3,42 @@
 The last block of a rank's launch (the leader block) announces this rank to the peers, mostly by its last warp (the
 notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their experts): in each
 of these blocks a share of the warps sends (shape.sending.tenths). All other warps expand, and so do those that have
-finished sending. If a batch has at most one token for each block, all warps of these blocks send first.
+finished sending. If a batch has at most one token for each block, all warps of these blocks send first. Rows may be
+encoded (bf16 to FP8) on the way.
 
-1. Begin: read the number of the last call, which this call adds 1 to (epoch), and whether a wait expired (call.py).
-2. Small batches are sent as Lamport rows, on a path of their own that ends the call (small/dispatch.py). Expert-major
-   also expands them as they arrive (small/by_expert.py). If some rank has too many tokens for this path, or may lack
-   room to receive, all ranks leave it. They do step 3 before they leave, and go on with step 4.
+1. Begin: read the last call's number, and whether a wait expired (call.py). This call's number (epoch) is one more.
+2. Small batches (at most Tuning.lamport_tokens on every rank) are sent as Lamport rows, on a path of their own that
+   ends the call (small/dispatch.py). Expert-major also expands them as they arrive (small/by_expert.py). If some rank
+   has too many tokens for this path, or may lack room to receive, all ranks leave it. They do step 3 before they leave,
+   and go on with step 4.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block
-   announces this rank, and then how many tokens each expert gets (announce.py).
+   there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block announces
+   this rank, and then how many tokens each expert gets (announce.py).
 4. Wait (ld.acquire.sys) for the announcements of all ranks (`announced`), stored with st.relaxed.sys after a
    fence.acq_rel.sys. They tell where this rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends, and no row is lost: all hosts make room and begin the call again. If there are more tokens than blocks that
-   send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it waits until all
-   blocks have numbered theirs.
+   sends, and no row is lost: the hosts, which wait in such calls, make room and begin again. If there are more tokens
+   than blocks that send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it
+   waits until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
-   experts' rows begin, and whether they and their padding exceed num_rows (overflow). Rows beyond num_rows are lost.
-   If the host waits for the counts, the leader block also stores them in host memory (handle.py).
+   experts' rows begin, and whether they and their padding exceed num_rows (overflow). Rows beyond num_rows are lost. If
+   the host waits for the counts, the leader block also stores them in host memory (handle.py).
 7. Finish. A receiver learns in one of three ways that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, if any, it passes a barrier and adds one to its
    rank's counter at every rank (red.release.sys). The leader block waits until each counter has reached the number of
    blocks that its rank has announced (ld.acquire.sys).
    Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). Warps that do not send,
-   or have finished sending, expand the parts that have arrived (expand.py). Rows of a rank to itself are expanded from
-   the input; only if they are encoded are they sent like the others.
+   or have finished sending, wait until the leader block has recorded where experts' rows begin (st.release.gpu), and
+   expand the parts that have arrived (ld.acquire.sys; expand.py). Rows of a rank to itself stay in the input unless
+   they are encoded: only their metadata travels, with the flag of part 0.
    Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
-8. The leader block ends the call. All blocks have begun; in expert-major, other warps may still expand.
+8. The leader block ends the call when all its blocks have begun (step 7's counters show it, in expert-major those of
+   signal_begun). In expert-major others may still expand: results are complete when the launch has ended.
 
 Two more kernels. rows_resend is a cached dispatch: it takes numbers and counts from a handle. In step 3 it only
 announces this rank, without counts; it has no step 6. rows_receive only expands. An expert-major dispatch whose host
-waits has results for about as many rows by expert as usual (out_rows). If there are more, it expands none. The host
-reads their number, makes room, and launches rows_receive on this rank alone.
+waits has memory for about as many rows by expert as recent calls had (out_rows). If there are more, it expands none.
+The host reads their number, makes room, and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache
@@ -57,12 +61,12 @@ def dispatch_kernel(shape):
     (begin_call, end_call), n_announced = calls.begin_and_end(shape.n_ranks), mailbox.numbers_announced(shape.n_ranks)
     mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
-    most_tokens, has_small = shape.lamport, bool(shape.lamport)
+    most_tokens, has_small, expands = shape.lamport, bool(shape.lamport), shape.expert_major
     if has_small:
         dispatch_small = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
                           else small_batch.dispatching(shape, mark))
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "header")
-    (send_rows, finish_rows), expands = moving(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH)), shape.expert_major
+    send_rows, finish_rows = sending_and_finishing(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH))
     record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
@@ -79,7 +83,7 @@ def dispatch_kernel(shape):
         if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
             return
         call, ok = calls.at_epoch(call, epoch), True
-        if expands:                             # otherwise the arrival counters imply it
+        if expands:                             # otherwise the arrival counters show it
             calls.signal_begun(call)
         if not await_announcements(call, announced):                     # 4
             return
@@ -131,7 +135,7 @@ def numbering(shape, mark):
     return number_rows
 
 
-def moving(shape, mark, numbered=None):
+def sending_and_finishing(shape, mark, numbered=None):
     """(send_rows, finish_rows). send_rows: see send.make. finish_rows(call, announced, ok) -> whether all is well.
 
     ok: whether this warp's waits have succeeded so far. By counters, senders signal and the leader block waits. By
@@ -196,7 +200,7 @@ def resend_kernel(shape):
     small, expands = small_batch.resending(shape, mark) if shape.lamport else None, shape.expert_major
     begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
-    (send_rows, finish_rows), n_announced = moving(shape, mark), mailbox.numbers_announced(shape.n_ranks)
+    (send_rows, finish_rows), n_announced = sending_and_finishing(shape, mark), mailbox.numbers_announced(shape.n_ranks)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):

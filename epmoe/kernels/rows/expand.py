@@ -1,6 +1,7 @@
 """Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows.
 
-All this is in a rank's own memory. Each part of a row is expanded when its flag is up.
+All this is in a rank's own memory. Each part of a row is expanded when its flag is up. Of a rank's rows to itself that
+stay in the input, only part 0 has a flag that counts: their metadata come with it.
 """
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_i32, load_u32, n_warps,
@@ -63,7 +64,7 @@ def _expert_rows(shape):
             expert, target = mine, i32(-1)
             begin_at = params[p.expert_base] + u64(4) * u64(src_rank * n_local + expert)
             number, begin = load_i32(word_in(params[p.source_numbers], row, n_local, first + lane)), load_i32(begin_at)
-            if i32(number) + i32(begin) < i32(params[p.num_rows]):      # rows from there on are dropped, also later
+            if i32(number) + i32(begin) < i32(params[p.num_rows]):      # the others are dropped, in later calls too
                 target = i32(i32(number) + i32(begin))
             if is_first:
                 store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
@@ -193,7 +194,7 @@ def arriving(shape, flags, numbered):
     def expand_rows(call, announced):
         lane, n_parts = i32(lane_id()), flags.n_parts(announced)
         received, before = mail.received(announced, call.my_rank)
-        if has_meta:                            # experts' rows begin where the leader block has written
+        if has_meta:                            # the leader block has written where experts' rows begin
             at = call.params[p.words] + u64(mailbox.RECORDED)
             if calls.is_leader() and thread_idx() == 0:     # its stores precede its last barrier
                 st_release_gpu_i32(at, i32(call.epoch))

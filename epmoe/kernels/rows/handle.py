@@ -18,7 +18,7 @@ TOLD_STATUS = 16        # the host is told this many status words, int32; then t
 
 
 def pairs_for(shape, tokens_for):
-    """Device function (known, expert) -> rows of a local expert, from all ranks. tokens_for, known: as in writing()."""
+    """Device function (known, expert) -> pairs (token, expert) of a local one. tokens_for, known: as in writing()."""
     ranks = shape.n_ranks
 
     @device_fn

@@ -49,8 +49,7 @@ def loading_choices(shape):
     def load(params, token, lane):
         if not has_choices:
             return i32(-1), u32(0)
-        seen = of_ids.load(params[p.ids], token, lane)
-        at = word_in(params[p.probs], token, top_k, lane)
+        seen, at = of_ids.load(params[p.ids], token, lane), word_in(params[p.probs], token, top_k, lane)
         prob = u32(load_u32(at)) if has_probs and lane < top_k else u32(0)
         return of_ids.clean(seen, i32(0), lane), prob
 
@@ -269,8 +268,7 @@ def make(shape, flags=None, numbered=None):
             n_parts = i32(max(fewest, spans.count(n_tokens, i32(warps - n_apart * n_tokens))))
         own, n_own, n_units = i32(-1), i32(0), i32(divided_up(n_parts, at_once) + n_apart)
         if is_numbered_now and tokens.begin_with_own(call.num_tokens):
-            mine, mine_end = tokens.of_block(call.num_tokens)
-            n_own = i32(n_units // 2)
+            (mine, mine_end), n_own = tokens.of_block(call.num_tokens), i32(n_units // 2)
             own = i32(mine + warp_id()) if mine + warp_id() < mine_end else i32(-1)
         return Work(first, end, n_parts, i32(n_units - n_own), own, n_own)
 

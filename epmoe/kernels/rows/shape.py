@@ -7,6 +7,7 @@ quoted here. The simulator takes a Tuning with small numbers, and so runs the co
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 from ..params import BF16_BYTES, VECTOR, ParameterBlock, in_context, namespace
 
@@ -15,17 +16,12 @@ MAX_TOP_K = 32          # and another time for a k
 MAX_PLACES = 4          # arrays of one call that peers write
 
 
-@dataclass(frozen=True)
-class Sending:
-    """How rows are sent where they are expanded as they come (expert-major).
+class Sending(NamedTuple):
+    """How rows are sent where they are expanded as they come (expert-major)."""
 
-    tenths: of a block's warps that send. at_once: parts of a row that a warp sends before it raises their flags. parts:
-    the fewest of a row.
-    """
-
-    tenths: int
-    at_once: int
-    parts: int
+    tenths: int     # of a block's warps, rounded up, send
+    at_once: int    # parts of a row: a warp sends so many before it raises their flags
+    parts: int      # of a row, at least
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,7 @@ class Tuning:
 
     # Dispatch
     copied: Sending = Sending(tenths=3, at_once=2, parts=4)     # 48 SMs 275 us; 4 tenths 281, one part at once 302
-    encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; as copied 461
+    encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; with the numbers above 461
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
     useful_parts: int = 4096        # parts of rows that a rank's warps have use for
 
@@ -168,9 +164,9 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     words: this rank's own control words. trace: address for stamps. columns: scratch of the layout, [blocks, columns].
     places: offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at:
     offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
-    told: host memory where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids,
-    probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T, E],
-    expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. out_rows: rows by
+    told: where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids (by expert the
+    map), probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T,
+    E], expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. out_rows: rows by
     expert that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))

@@ -2,8 +2,8 @@
 
 As in dispatch.py, but a row goes to a place of its own token, so no rank needs the numbers of other tokens' rows. Each
 rank tells all others, as bits, which of its tokens go to which expert. From these bits every block computes where
-experts' rows begin (places.py). So getting from ids to an expert's row takes one transfer of the row and, at the same
-time, one of the bits. The leader block meanwhile records rows for handle and host. No other block waits for this.
+experts' rows begin (places.py). So getting from the map to an expert's row takes one transfer of the row and, at the
+same time, one of the bits. The leader block meanwhile records rows for handle and host. No other block waits for this.
 """
 
 from epmoe.device import (ballot, device_fn, i32, int32, lane_id, load_u32, load_u8, shared_array, store_i32, store_u32,

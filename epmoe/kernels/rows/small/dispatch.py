@@ -1,9 +1,9 @@
 """Dispatch in Lamport rows: sends rows as soon as tokens are read, while the ranks exchange their counts.
 
-Every block numbers all tokens. All blocks but the leader block send, wait for all counts, and store arriving rows
-(send.py). The leader block announces and records the counts. It ends the call when all ranks have announced themselves.
-If a rank has too many tokens for this path, or no room for the tokens of all ranks, each rank resets the words that it
-has sent, and all ranks go on with step 4 of ../dispatch.py.
+Every block numbers all tokens. The leader block announces and records the counts, and ends the call when all ranks have
+announced themselves. Of the other blocks some send; the rest wait for all counts, and store arriving rows (send.py). If
+a rank has too many tokens for this path, or no room for the tokens of all ranks, each rank resets the words that it has
+sent, and all ranks go on with step 4 of ../dispatch.py.
 """
 
 from epmoe.device import (device_fn, i32, int32, shared_array, store_u32, store_u64, syncthreads, u32, u64,
@@ -135,7 +135,7 @@ def dispatching(shape, mark):
 
     @device_fn
     def send_and_receive(call, announced, numbers, prepared):
-        """The other blocks send at once, and store arriving rows as soon as they know all counts."""
+        """The other blocks: some send at once, the others store arriving rows as soon as they know all counts."""
         rows.send(call, numbers, prepared)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))     # its share; each block has all numbers

@@ -34,7 +34,7 @@ from ..shape import memory_of, namespace, p
 
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
-BLOCKS_A_TOKEN = 4      # of a launch of one or two tokens; of more, tuning.lamport_send_tenths send
+BLOCKS_A_TOKEN = 4      # of a launch, for each token of a small batch; as far as they are
 
 
 def bytes_for(shape):

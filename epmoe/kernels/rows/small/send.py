@@ -27,7 +27,7 @@ no_batch = no_vectors(4)
 def _blocks(shape):
     """Namespace of device functions that tell which blocks, other than the leader block, send and which receive.
 
-    A single block does both. receivers() -> (this block's number among those that receive, how many there are).
+    By expert each does both, and so does a single one. receivers() -> (this block's number among them, how many).
     """
     tenths = shape.tuning.expert_send_tenths if shape.expert_major else shape.tuning.lamport_send_tenths
 
