@@ -85,7 +85,7 @@ def below(record, files, hidden=7168, experts=256):
         f"Microseconds on {record['n_ranks']} x {device}, {record['date'][:10]}, kernels of commit "
         f"{results.commits(record)} ({', '.join(f'`{file}`' for file in files)}): device time of the slowest rank, "
         f"median, cold L2; {hidden} columns, {experts} experts, top {record['rows'][0]['top_k']}. Floor: the "
-        "bytes that the routing sends to other ranks, divided by the links' speed of "
+        "bytes that the busiest rank sends to or receives from others, divided by the links' speed of "
         f"{' to '.join(f'{gbps:g}' for gbps in (link[:1] + link[1:][-1:]))} GB/s, measured in the same run. "
         "† marks a figure from an earlier run on the same kind of machine."
     )

@@ -28,8 +28,8 @@ class Sending(NamedTuple):
 class Tuning:
     """Measured on 2 and 4 H200 with 7168 columns, 256 experts and top 8; us of one call."""
 
-    # Dispatch
-    copied: Sending = Sending(tenths=3, at_once=2, parts=4)     # 48 SMs 275 us; 4 tenths 281, one part at once 302
+    # Dispatch: "Few SMs: some warps of each block send", "Encoded rows by expert: half of the warps send"
+    copied: Sending = Sending(tenths=3, at_once=2, parts=4)     # 48 SMs 267 us; 4 tenths 281, and one part at once 302
     encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; with the numbers above 461
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
     useful_parts: int = 4096        # parts of rows that a rank's warps have use for
