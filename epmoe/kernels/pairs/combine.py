@@ -18,15 +18,15 @@ These are the steps, and the module of each. Names of counters are those of the 
    neither A nor recv_count any more. The last block resets recv_count, region A and D, so the next round finds the
    memory as this one did. No peer signals the next combine before this rank's next dispatch, a later launch.
 5. **reducing** (reduce.py, await_rows.py). A warp takes columns of a token, and loads these of a row when its flag is
-   up. It sums fma(w, x, sum) over k ascending from +0.0, rounds once to the output type, then adds the shared expert,
-   then applies the epilogue.
+   up. It sums fma(w, x, sum) over k ascending from +0.0, adds the shared expert, and applies the epilogue. Each of the
+   three rounds its result to the output type.
 
 combine_async is steps 1 and 2, combine_wait 3 to 5, and combine_kernel all of them in one launch. There every block
-does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of its peers
+does all steps. So the blocks of a launch must be resident together: each waits for rows that all blocks of all ranks
 return. The specification's ready flags are not used, since every block polls recv_count itself. If a round fails,
-tokens that miss a row are not written; others may have been reduced.
+columns that miss a row are not written; others may have been reduced.
 
-without_signals: if rows are few (lamport.applies), a fused combine needs no signals, as each word of a row is its own
+without_signals: if rows are few (lamport.applies), a fused combine sends only BEGUN, as each word of a row is its own
 ready flag (await_rows.py). Then blocks add 1 to D as soon as they have read region A, and the last one resets A and D.
 """
 

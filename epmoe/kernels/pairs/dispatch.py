@@ -4,16 +4,16 @@ These are the steps, and the module of each. recv_count and the counters reserve
 specification (epmoe_ref/counters.py). A message is a token for one of its experts. In the fused kernel some blocks send
 and the others receive, both from the beginning. (Each split kernel has blocks of one kind.)
 
-1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces the count to its owner: it writes
-   ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. If the count is 0, it signals at once.
+1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces it to an owner in the p2p world: it
+   writes ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. If it is 0, it signals at once.
 2. **reserved** (send.py). Each message claims a slot s by a fetch-add on `reserved[local_expert, dst_rank]`. It goes to
    the owner's recv_buf at [local_expert, my_rank, s].
 3. **sending** (send.py). Warps write messages, or pieces of them. All blocks send to the lowest local experts first.
-4. **finished, signal** (signal.py). For each piece that is written, 1 is added to `finished[local_expert, dst_rank]`,
-   with acquire and release at device scope: by its warp, or if no warp of a block has two, for a whole message by one
-   thread after a barrier. Block 0 subtracts the number of all pieces, before or after that. The thread that brings the
-   word to 0 has acquired all of these messages. It overwrites the announcement with the count, release at system scope:
-   the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
+4. **finished, signal** (signal.py). Each piece adds 1 to `finished[local_expert, dst_rank]` of all messages that use
+   it, with acquire and release at device scope: by its warp, or if no warp of a block has two, for a whole message by
+   one thread after a barrier. Block 0 subtracts the number of all pieces, before or after that. The thread that brings
+   the word to 0 has acquired all of these messages. It overwrites the announcement with the count, release at system
+   scope: the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
 5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, announced or
    signalled, acquires them, and computes all places: row_offsets, regions A and B. One block stores them.
 6. **waiting, copying** (receive.py). Rows are assigned to warps in the order of sending. A warp acquires, at system
@@ -23,25 +23,25 @@ and the others receive, both from the beginning. (Each split kernel has blocks o
    MAX_FINITE. `finished` is 0 already, and A stays for combine. So the host need not reset anything between rounds.
 
 The specification has no announcements. They only save time: places are known early, so copying overlaps sending. C and
-E are not used: no block claims rows, and no block waits until another one has computed the places.
+E are not used: no block claims tiles, and no block waits until another one has computed the places.
 
 A token's payload is sent to a rank once, with the message to the lowest of its experts there. Its other messages to
 that rank are trailers, which refer to this one (message.py). Under use_shmem and under skip_a2a every message has its
 own payload, as in the specification. Otherwise a rank with at most 8 tokens may replace steps 1 to 4 by one block for
 each dst_rank (few_tokens.py), whichever way its peers take in the same round.
 
-If blocks have several batches of tokens to send, no expert is complete before the last batch, and nothing could be
-copied meanwhile. Then all blocks of the fused kernel send first, and afterwards all receive.
+If blocks have several batches of tokens to send, few experts are complete before the last batch. Then, if cfg allows
+more than tuning.turns_from batches, all blocks of the fused kernel send first, and afterwards all receive.
 
 dispatch_async is steps 1 to 4, dispatch_wait 5 to 7, and dispatch_kernel all of them in one launch. Between the split
 kernels the end of the first launch orders everything. In the fused kernel
 - `reserved` is reset by the last of all blocks, so no sender still needs it.
 - a receiving block may read recv_buf while peers write other messages to it, but never a message before it has acquired
   its signal.
-- sending blocks wait for no block, and they are the first blocks of the grid. Only receiving blocks wait, for senders.
+- sending blocks wait for none, and are the first of the grid. But if all send first, all must be resident together.
 
 Peers write recv_buf again only in their next dispatch, after their combine has received this rank's rows or signals, so
-after this launch. The order within an (expert, src_rank) segment is the order of the claims: unspecified.
+after this launch. The order within an (expert, src_rank) segment, of claims or of tokens, is unspecified.
 """
 
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ def _compile_fused(build):
 
     @device_fn
     def send_and_receive(call, n_senders, failed):
-        """Whether the block has yet to leave (step 7). If blocks have several batches, all send first, then receive."""
+        """Whether the block has yet to leave (step 7). If all_send_first, every block sends, then receives."""
         receiver, n_receivers = i32(block_idx() - n_senders), i32(grid_dim() - n_senders)
         all_send_first = may_send_first and call.num_tokens > batch * n_senders
         if all_send_first:
@@ -228,8 +228,8 @@ def dispatch_wait_kernel(cfg, launch=None, *, tuning=TUNING) -> KernelCall:
 def dispatch_kernel(cfg, launch=None, *, input_scale=None, id_bytes=4, tuning=TUNING) -> KernelCall:
     """Makes one kernel of dispatch_async and dispatch_wait: all steps in one launch.
 
-    A launch of at most 8 tokens takes fewer blocks and threads. The payload of a token is written to recv_buf once for
-    each rank; under use_shmem or skip_a2a once for each message. Arguments: as in dispatch_async_kernel. Errors:
-    EPValueError. Source: the dispatch_kernel page (docs/pages.md).
+    If few_tokens.applies, up to 8 tokens take fewer blocks and threads. The payload of a token is written to recv_buf
+    once for each rank; under use_shmem or skip_a2a once for each message. Arguments: as in dispatch_async_kernel.
+    Errors: EPValueError. Source: the dispatch_kernel page (docs/pages.md).
     """
     return _call(_compile_fused, "both", cfg, launch, tuning, input_scale, id_bytes)

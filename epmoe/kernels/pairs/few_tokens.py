@@ -28,13 +28,13 @@ HELD = 4        # vectors of a piece that a lane holds
 
 
 def applies(cfg, tuning):
-    """Whether the configuration allows this path: payloads are shared, and not needed in send_buf."""
-    needs_send_buf = cfg.fused_shared_expert and not formats.of(cfg).direct     # shared rows are decoded there
+    """Whether the configuration allows this path: few experts; payloads are shared, and not needed in send_buf."""
+    needs_send_buf = cfg.fused_shared_expert and not formats.of(cfg).direct     # shared rows are read there
     return message.shares_payloads(cfg) and not needs_send_buf and cfg.n_local_experts <= tuning.few_experts
 
 
 def most(cfg, launch, tuning):
-    """The most tokens that a rank's launches send this way; -1 for none, if there are fewer blocks than it needs."""
+    """The most tokens that a rank's launches send this way; -1 for none: cfg forbids it, or blocks are too few."""
     wanted = tuning.few_blocks_a_rank * cfg.n_ranks
     blocks = launch.n_sms or (SIMULATOR_BLOCKS if SIM else wanted)
     return tuning.few_tokens if applies(cfg, tuning) and blocks >= wanted else -1
@@ -43,7 +43,7 @@ def most(cfg, launch, tuning):
 def size(cfg, tuning, halves, blocks, threads, num_tokens):
     """(blocks, threads) of a launch that may have the given numbers. Any size is correct; this one is fast.
 
-    halves: "sends", "receives" or "both". Receiving launches do not know others' tokens: they assume cfg's maximum.
+    halves: "sends", "receives" (which assumes cfg's maximum) or "both" (which goes by this rank's tokens).
     """
     if halves == "receives":
         num_tokens = cfg.max_tokens_per_rank
@@ -134,7 +134,7 @@ def make(build):
         send_payloads(call, to_buf, n_parts, held)
         syncthreads()                           # payloads by all warps, before one releases them
         if warp_id() == 0:
-            fence_acq_rel_sys()                 # release: one for all words, since each waits for the peer
+            fence_acq_rel_sys()                 # one release for all words: each release awaits the peer
         while token < call.num_tokens:
             describe(call, value, token, dst_rank, low, high)
             token = i32(token + n_warps())

@@ -1,7 +1,7 @@
 """The receiving blocks of dispatch copy messages from recv_buf into the rows of the grouped output, as they arrive.
 
 Steps 5 to 7 of dispatch.py. Rows are assigned to warps in the order in which messages are sent (send.py). If there are
-more warps than rows, a row has several parts. If all messages are here when the counts are, and rows need no padding,
+more warps than rows, a row has several parts. If all messages are here when the counts are, and a row is its payload,
 each warp works alone: it finds the places of its rows by itself, in less time than the block's barriers would take.
 """
 
@@ -36,11 +36,11 @@ def make(build):
     n_words, n_counts, n_experts = off.n_words, off.n_counts, off.n_experts
     leaves_early = not front                        # else other warps may still need F and G
     rows = _rows(build, off)
-    can_work_alone = fmt.direct and not front and local * ranks <= n_words  # no padding, and all words are kept
+    can_work_alone = fmt.direct and not front and local * ranks <= n_words  # rows are payloads, and all words are kept
 
     @device_fn
     def finish_groups(call, window, workers):
-        """Clears the scales after the rows of each group's last tile; a warp takes a group."""
+        """Clears the scales in each group's last tile that no row has; a warp takes a group."""
         warp, warps, _ = workers
         i = i32(warp)
         while i < window.here:
@@ -54,9 +54,9 @@ def make(build):
 
     @device_fn
     def receive_alone(call, receiver, n_receivers, counts, words):
-        """If all messages are here and rows need no padding, each warp of the block does its part alone.
+        """If all messages are here and a row is its payload, each warp of the block does its part alone.
 
-        The last warp leaves. Block 0 of the receivers writes offsets, and copies rows only if there is no other.
+        The last warp adds to D. Block 0 of the receivers writes offsets, and copies rows only if there is no other.
         """
         others, last = i32(n_receivers - 1), i32(n_warps() - 1)
         n_free = i32(max(1, last))

@@ -3,7 +3,7 @@
 Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
 1. It claims a slot for each message; a warp takes a token. It encodes the payloads; several warps may share a row.
 2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
-   in this order. So the links to all peers stay busy, and no two ranks send to the same peer at the same time. Messages
+   in this order. So the links to all peers stay busy, and ranks seldom send to the same peer at the same time. Messages
    to the first experts are complete long before the last message, and their receivers copy them meanwhile.
 3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers. A piece of a shared
    payload counts as finished for all messages that refer to it, so the signal of any expert covers its payloads.
@@ -58,7 +58,7 @@ def scale_of(input_scale):
 def make(build):
     """Device function send_tokens(call, n_senders, failed) -> whether it had to give up.
 
-    Called by blocks [0, n_senders). Block 0 first announces the counts. It ends with a barrier. failed: from
+    Called by blocks [0, n_senders). Block 0 announces the counts. The others end with a barrier. failed: from
     failed_before; if true anywhere in the block, nothing is sent.
     """
     cfg, mark, shares = build.cfg, stamps.make(build.trace), message.shares_payloads(build.cfg)

@@ -1,13 +1,13 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
-1. The notify warp announces where this rank's returned rows must be written, by rank of origin, then by token. Unless
+1. The notify warp announces where peers write the rows that return to this rank: by peer, then by token. Unless
    expert-major, a rank's own rows stay where they are. Every block loads the counts of rows from the handle.
-2. Small batches go on in small/combine.py. In others every block waits for the announcements of all ranks.
+2. If the batches of all ranks are small, small/combine.py. Otherwise every block waits for the announcements of all.
 3. Push (push.py): some of the blocks, or all, send parts of rows and raise a flag for each. In expert-major, a row is
    the sum over the local experts, rounded once.
-4. Reduce (reduce.py): the other blocks meanwhile, and all blocks when nothing is left to push. A part of a token is
-   summed when its rows have arrived, over ascending ranks in float32, and rounded once.
-5. The leader block has reduced like the others. It ends the call when all blocks have begun it.
+4. Reduce (reduce.py): the other blocks meanwhile, and each warp that finds no row left to push. A part of a token is
+   summed when its rows have arrived, over ascending ranks in float32 (first by p2p world), and rounded.
+5. The leader block has reduced like the others. It ends the call when all of its rank's blocks have begun it.
 """
 
 from functools import lru_cache

@@ -55,10 +55,10 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, announced): pushes back the rows that this rank received.
+    """Device function push(call, announced): pushes back rows of x, unless expert-major without this rank's own.
 
-    Each row goes to its src_rank. There, rows from lower ranks come first, and those of a rank keep their order. Warps
-    claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
+    Each row goes to the rank that dispatched it, src_rank. There, rows from lower ranks come first, and those of a rank
+    keep their order. Warps claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)

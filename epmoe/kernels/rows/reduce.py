@@ -1,7 +1,7 @@
-"""Reduces returned rows: sums a token's rows over ascending ranks in float32, and rounds the sum once.
+"""Sums rows in float32, ascending, and rounds once: those of a token over its ranks, or before a push over its experts.
 
-The sum of each p2p world is rounded first, if there are several. A warp adds rows vector by vector. Each lane holds
-the address of one row.
+The sum of each p2p world is rounded first, if there are several. A warp adds rows vector by vector: every lane its own
+vectors of all rows. Each lane holds the address of one row.
 """
 
 from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32,
@@ -244,9 +244,9 @@ def of_probs(shape, take, n, stays):
     """Device function (call, rows, token, own_row, lane) -> whether all arrived: a warp writes out_probs of a token.
 
     With ids it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each expert's prob
-    from the expert's rank bit by bit, and writes zero for ranks that the token did not go to. rows, stays: as in
-    adding_rows. own_row: this rank's row, as it received it. take(call, rows, rank, i) -> (whether they arrived, prob
-    i, as bits, of n ranks from `rank` on).
+    from the expert's rank, and writes zero for ranks that the token did not go to. stays: as in adding_rows. own_row:
+    number of this rank's row in probs. rows: what `take` reads. take(call, rows, rank, i) -> (whether they arrived,
+    prob i, as bits, of n ranks from `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
     add_rows = adding_rows(ranks, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))), n, stays)
@@ -290,7 +290,7 @@ def of_probs(shape, take, n, stays):
 
 
 def make(shape, flags):
-    """Device function reduce(call, announced) -> whether all rows came.
+    """Device function reduce(call, announced) -> whether all rows that this warp summed came.
 
     It writes out [T, H], and out_probs if probs come back. Warps claim parts of tokens, and sum each when its rows have
     come. flags: of copy.py.
@@ -315,7 +315,7 @@ def make(shape, flags):
         rows_at = mail.array_at(params, announced, arrays.rows, call.my_rank)
         probs_at = mail.array_at(params, announced, arrays.row_probs, call.my_rank)
         first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
-        if is_own:                              # rows as this rank received them, among its own arrays
+        if is_own:                              # they lie in this rank's input, in the order received
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:

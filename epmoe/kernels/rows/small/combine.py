@@ -16,7 +16,7 @@ from . import lamport
 
 
 def _pushing(shape):
-    """Device function push(call, announced): pushes this warp's share of the rows that this rank received.
+    """Device function push(call, announced): pushes this warp's share of the rows of x that do not stay.
 
     The first rows of all ranks come first, so tokens become complete one after another. All blocks but the last push.
     """
@@ -67,7 +67,7 @@ def _taking(shape, address, n, take):
 
 
 def _reducing(shape):
-    """Device function reduce(call, announced): sums this warp's share of this rank's tokens.
+    """Device function reduce(call, announced): does this warp's share of tokens -> whether all came.
 
     A warp sums 32 vectors of a token, one in each lane, over ascending ranks from +0.0, and rounds once.
     """
@@ -107,7 +107,7 @@ def _reducing(shape):
             row = i32(row_of(params[p.row_of], token, lane))
             if row >= 0:
                 rows = at.row(windows, row)
-                if stays and lane == call.my_rank:      # as this rank received it, in its own array
+                if stays and lane == call.my_rank:      # it lies in x, in the order received
                     row = i32(row + before)
                     rows = u64(params[p.x] + u64(row) * u64(row_bytes))
             ok = sum_piece(call, rows, params[p.out] + u64(token) * u64(row_bytes), i32(32 * piece + lane))
