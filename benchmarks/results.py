@@ -64,10 +64,11 @@ def merged(records):
             failures[failure["kernels"], failure["shape"], failure["sms"]] = failure
     measured = {(r["kernels"], str_of(r), r["sms"]) for r in rows.values()}
     whole["rows"] = list(rows.values())
-    loops = {}
-    for r in (r for record in records for r in record.get("loop", [])):
-        where = r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]
-        loops[where] = r
+    loops = {
+        (r["kernels"], r["arrays"], r["tokens"], r["hidden"], r["experts"], r["top_k"]): r
+        for record in records
+        for r in record.get("loop", [])
+    }
     if loops:
         whole["loop"] = list(loops.values())
         measured |= {(name, str(shapes.Shape(*sizes)), None) for name, _, *sizes in loops}

@@ -152,11 +152,15 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return arguments
 
+    def option_names(self):
+        """The names of all options."""
+        return re.findall(r"--[\w-]+", self.format_usage())
+
     def error(self, message):
         """Print usage, the error, and the nearest name; exit with 2."""
         wrong = re.search(r"(?:unrecognized arguments: |invalid choice: )['\"]?([^\s'\"=]+)", message)
         there = (
-            re.findall(r"--[\w-]+", self.format_usage())
+            self.option_names()
             if wrong and wrong[1].startswith("-")
             else re.findall(r"[\w.-]+", message.partition("choose from")[2])
         )
@@ -195,21 +199,21 @@ def main(prog, description, commands, default, argv=None):
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
         # in one piece: other ranks may write too
-        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error, parser.format_usage())}\n")
+        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error, parser.option_names())}\n")
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()
 
 
-def _told(error, usage):
-    """Why a command cannot run, in one line; names those of its options that are for the fields of an EPConfig."""
+def _told(error, there):
+    """Why a command cannot run, in one line; names those of its options (`there`) that are for fields of an EPConfig."""
     if isinstance(error, OSError):
         return f"{'' if error.filename is None else f'{error.filename}: '}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return f"not enough memory: choose smaller sizes ({error or 'MemoryError'})"
     if not isinstance(error, EPError):
         return "this is a fault of the program, not a difference; please report it"
-    text, there = str(error), re.findall(r"--[\w-]+", usage)
+    text = str(error)
     options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if OPTION_OF.get(word) in there}
     unnamed = ", ".join(sorted(option for option in options if option not in text))
     return f"{text} (see {unnamed})" if unnamed else text

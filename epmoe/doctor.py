@@ -132,19 +132,19 @@ def compiler():
     """NVVM, NVRTC and nvJitLink, which compile kernels, even without a GPU."""
     if sys.platform == "darwin":
         return Finding("GPU compiler", OK, "none on macOS: simulator only")
-    seen = []
-    for name in ("nvvm", "nvrtc", "nvJitLink"):
-        try:
-            from cuda.pathfinder import load_nvidia_dynamic_lib
+    seen, name = [], "nvvm"
+    try:
+        from cuda.pathfinder import load_nvidia_dynamic_lib
 
+        for name in ("nvvm", "nvrtc", "nvJitLink"):
             seen.append(Path(load_nvidia_dynamic_lib(name).abs_path).name)
-        except Exception as e:  # pathfinder's error classes differ between its versions
-            return Finding(
-                "GPU compiler",
-                OPTIONAL,
-                f"lib{name} not found ({type(e).__name__})",
-                f"to compile kernels for GPUs: {install('gpu')}",
-            )
+    except Exception as e:  # pathfinder's error classes differ between its versions
+        return Finding(
+            "GPU compiler",
+            OPTIONAL,
+            f"lib{name} not found ({type(e).__name__})",
+            f"to compile kernels for GPUs: {install('gpu')}",
+        )
     return Finding("GPU compiler", OK, f"{', '.join(seen)}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
 

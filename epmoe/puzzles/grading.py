@@ -88,9 +88,8 @@ def judged(answer, words):
     """The record of one Answer. words: of limits.namespaces()."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="epmoe_grading_") as scratch:
-        file = Path(
-            scratch, "answer", Path(answer.file).name
-        )  # not in the working directory, where numpy.py is imported
+        # not in the working directory, from where a student's numpy.py would be imported
+        file = Path(scratch, "answer", Path(answer.file).name)
         file.parent.mkdir()
         shutil.copyfile(answer.file, file)
         what, says = verdict(
