@@ -64,7 +64,8 @@ class ReceivingPlan(Plan):
     def launches(self, kernel):
         """A launch of each rank here, of a kernel that sends all tokens."""
         calls = self.rank_calls(kernel, [dict(capacity=self.capacity)] * len(self.num_tokens))
-        return [call.of(blocks_for(n, self.shape.lamport)) for call, n in zip(calls, self.num_tokens)]
+        most = self.capacity // self.buffer.n_ranks
+        return [call.of(blocks_for(n, most, self.shape.lamport)) for call, n in zip(calls, self.num_tokens)]
 
     def moved(self, i, n):
         """Like run(): moves a rank's n rows out of the staging area; returns the results."""

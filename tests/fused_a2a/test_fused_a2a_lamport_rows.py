@@ -88,6 +88,22 @@ def words_of_all_kinds(rng, n_rows, n_words):
     return rows
 
 
+def test_a_rank_of_few_tokens_has_blocks_for_what_peers_send(monkeypatch):
+    """One token among peers with many was stored by five blocks: 45 us instead of 15 on 2 H200."""
+    group, rng, grids = group_of(2, n_sms=8, num_threads=32), np.random.default_rng(3), {}
+    prepare = buffers.Buffer.prepare
+
+    def seen(self, kernel, r, num_tokens, grid, values):
+        grids[kernel.name, num_tokens] = grid
+        return prepare(self, kernel, r, num_tokens, grid, values)
+
+    monkeypatch.setattr(buffers.Buffer, "prepare", seen)
+    equal_calls(group, rng, (1, 1), 8)
+    assert grids["rows_dispatch", 1] == grids["rows_resend", 1] == 5
+    equal_calls(group, rng, (FEW, 1), 8)
+    assert grids["rows_dispatch", 1] == grids["rows_resend", 1] == 8
+
+
 @pytest.mark.by_day(1)
 @pytest.mark.parametrize("seed", [5, 6])
 def test_received_rows_are_equal_to_the_bit_whatever_they_hold(seed, tonight):

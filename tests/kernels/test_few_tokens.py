@@ -1,6 +1,8 @@
 """Few tokens and enough blocks: a block for each destination, beside the way that many tokens take."""
 
 import itertools
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -95,20 +97,24 @@ def test_other_words_say_how_many():
     assert [message.count_of(start + 4096) for start in (0, layout.ANNOUNCED)] == [4096, 4096]
 
 
-def test_a_launch_has_no_more_blocks_than_have_work():
-    cfg = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
-    whole = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128, skip_a2a=True)
-    assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 1) == (20, 256)
-    assert few_tokens.size(cfg, TUNING, "both", 132, 1024, 8) == (36, 512)
-    assert few_tokens.size(cfg, TUNING, "both", 12, 64, 0) == (12, 64)
-    assert (
-        few_tokens.size(cfg, TUNING, "both", 132, 1024, 9)
-        == few_tokens.size(whole, TUNING, "both", 132, 1024, 1)
-        == (132, 1024)
+def test_a_launch_has_no_more_blocks_than_may_have_work():
+    cfg = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=8)
+    one, many, whole = (
+        replace(cfg, **changed)
+        for changed in (
+            dict(max_tokens_per_rank=1),
+            dict(max_tokens_per_rank=128),
+            dict(max_tokens_per_rank=128, skip_a2a=True),
+        )
     )
-    assert few_tokens.size(cfg, TUNING, "sends", 132, 1024, 1) == (4, 256)
-    assert few_tokens.size(cfg, TUNING, "sends", 7, 1024, 1) == (7, 256)
+    of = partial(few_tokens.size, tuning=TUNING, blocks=132, threads=1024)
+    assert of(one, halves="both", num_tokens=1) == (20, 256)
+    assert of(cfg, halves="both", num_tokens=8) == (36, 512)
+    assert few_tokens.size(cfg, TUNING, "both", 12, 64, 0) == (12, 64)
+    assert of(many, halves="both", num_tokens=9) == of(whole, halves="both", num_tokens=1) == (132, 1024)
+    assert of(many, halves="sends", num_tokens=1) == (4, 256)
+    assert few_tokens.size(many, TUNING, "sends", 7, 1024, 1) == (7, 256)
     # others may have 128
-    assert few_tokens.size(cfg, TUNING, "receives", 132, 1024, 1) == (132, 1024)
-    few = EPConfig(n_ranks=4, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=2)
-    assert few_tokens.size(few, TUNING, "receives", 132, 1024, 0) == (32, 512)
+    assert of(many, halves="both", num_tokens=1) == (132, 256)
+    assert of(many, halves="receives", num_tokens=1) == (132, 1024)
+    assert of(replace(cfg, max_tokens_per_rank=2), halves="receives", num_tokens=0) == (32, 512)

@@ -43,17 +43,17 @@ def most(cfg, launch, tuning):
 def size(cfg, tuning, halves, blocks, threads, num_tokens):
     """(blocks, threads) of a launch that may have the given numbers. Any size is correct; this one is fast.
 
-    halves: "sends", "receives" (which assumes cfg's maximum) or "both" (which goes by this rank's tokens).
+    halves: "sends", "receives" or "both". Receivers go by cfg's maximum, since peers may have that many tokens.
     """
-    if halves == "receives":
-        num_tokens = cfg.max_tokens_per_rank
-    if not applies(cfg, tuning) or num_tokens > tuning.few_tokens:
+    receivers, senders, largest = blocks, cfg.n_ranks, cfg.max_tokens_per_rank
+    n = max(1, largest if halves == "receives" else num_tokens)
+    if not applies(cfg, tuning) or n > tuning.few_tokens:
         return blocks, threads
-    n, senders = max(1, num_tokens), cfg.n_ranks
-    receivers = min(tuning.few_receivers, tuning.few_receivers_a_token * n)
     threads = min(threads, tuning.few_threads, tuning.few_threads_a_token * n)
     if halves == "sends":
         return senders if blocks >= 2 * senders else blocks, threads
+    if largest <= tuning.few_tokens:
+        receivers = min(tuning.few_receivers, tuning.few_receivers_a_token * largest)
     return min(blocks, receivers if halves == "receives" else senders + max(senders, receivers)), threads
 
 

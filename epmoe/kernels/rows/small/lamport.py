@@ -53,9 +53,9 @@ def rows_for(shape, num_tokens):
     return most if bytes_for(shape) and (SIM or num_tokens <= most) else 0
 
 
-def blocks_for(num_tokens, lamport):
-    """The number of blocks that have tokens to send, or to store on arrival. lamport: of the kernel's shape."""
-    return BLOCKS_A_TOKEN * max(num_tokens, 1) if lamport and num_tokens <= lamport else num_tokens
+def blocks_for(num_tokens, most_tokens, lamport):
+    """The number of blocks that may have work. most_tokens: that any rank may have sent. lamport: of the shape."""
+    return BLOCKS_A_TOKEN * min(most_tokens, lamport) if num_tokens <= lamport else num_tokens
 
 
 def vectors_of_part(shape):
