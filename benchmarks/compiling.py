@@ -11,7 +11,7 @@ from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows.shape import TUNING
+from epmoe.kernels.rows.shape import NO_LIMIT, TUNING
 from epmoe.worlds.dry import DryWorld
 
 
@@ -38,7 +38,7 @@ def run(args):
     i, n = args.part
     cc, n_sms = args.on.split("/")
     cc = tuple(int(word) for word in cc.split("."))
-    for case in distinct(plan.cases(args))[i - 1 :: n]:
+    for case in distinct(plan.cases(args), args.ranks)[i - 1 :: n]:
         for kernel in kernels_of(case, args.ranks, int(n_sms)):
             kernel.binary(cc)
     return 0
@@ -54,8 +54,8 @@ def kernels_of(case, n_ranks, n_sms):
     return list(world.machine.kernels)
 
 
-def distinct(cases):
-    """Our cases whose kernels differ. Routing makes no difference; SMs only if blocks for few or many tokens differ."""
+def distinct(cases, n_ranks):
+    """Our cases whose kernels differ on n_ranks ranks. Routing makes no difference; SMs only if blocks for few or many tokens differ."""
     found = {}
     for case in cases:
         if case.section not in plan.OURS:
@@ -64,8 +64,9 @@ def distinct(cases):
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
             of_all = tokens if case.sms is None else min(tokens, MANY - 1)
-            by_expert = (tokens <= FEW_TO_EXPAND, tokens <= TUNING.lamport_tokens, of_all >= MANY_TO_EXPAND)
-            by_rank = smaller_blocks(of_all), tokens <= TUNING.lamport_tokens
+            is_small = tokens <= TUNING.most_small(n_ranks, case.sms or NO_LIMIT)
+            by_expert = (tokens <= FEW_TO_EXPAND, is_small, of_all >= MANY_TO_EXPAND)
+            by_rank = smaller_blocks(of_all, is_small), is_small
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)
@@ -80,7 +81,7 @@ def everything(world, args, cases):
     _, _, n = compiling.ahead(
         world,
         words,
-        lambda: (kernel for case in distinct(cases) for kernel in kernels_of(case, n_ranks, n_sms)),
+        lambda: (kernel for case in distinct(cases, n_ranks) for kernel in kernels_of(case, n_ranks, n_sms)),
         [sys.executable, "-m", "benchmarks", "compile", *words, "--part"],
     )
     return n, time.perf_counter() - start

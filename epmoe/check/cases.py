@@ -13,7 +13,7 @@ from epmoe_ref.config import MAX_EXPERTS, EPConfig
 
 # The purpose of a stream of random words, part of its seed.
 TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
-MANY_ROWS = 136  # more than a 128-row tile of scales, a small batch (128 tokens), or the threads of four warps
+MANY_ROWS = 136  # more than a 128-row tile of scales, or the threads of four warps
 MANY_EXPERTS = 40  # local experts: more than a warp
 
 

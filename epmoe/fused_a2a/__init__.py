@@ -8,9 +8,9 @@ strides. `ctx` is any object with attributes; Context is one. Results equal `epm
 
 You may keep a result or a handle as long as you like; a later call reuses the memory of dropped ones. Calls on a group
 are collective: every rank makes the same calls in the same order, with the same hidden size, dtype, top_k and number of
-experts. The ranks compare these the first time they occur. If ranks later mix sizes that they have compared before, a
-PeerTimeout says which rank gave what. Rows of equal bytes (bf16 [T, 16] and float32 [T, 8]) are not told apart. Only
-one thread may call at a time; otherwise EPStateError.
+experts, and with at least 64 SMs on all ranks or on none. The ranks compare these the first time they occur. If ranks
+later mix what they have compared before, a PeerTimeout says which rank gave what. Rows of equal bytes (bf16 [T, 16] and
+float32 [T, 8]) are not told apart. Only one thread may call at a time; otherwise EPStateError.
 """
 
 from epmoe.fused_a2a.arguments import get_hidden_bytes

@@ -19,15 +19,16 @@ MANY, THREADS_OF_MANY = 1024, 512
 MANY_TO_EXPAND = 4096
 
 
-def smaller_blocks(num_tokens):
+def smaller_blocks(num_tokens, is_small):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None: the default number.
 
-    Kernels are compiled for their block size, so the number of tokens affects compilation only through this and
-    RowsShape.lamport. For many tokens, blocks are smaller only if the launch may use all blocks.
+    is_small: whether they go in Lamport rows. Kernels are compiled for their block size, so the number of tokens affects
+    compilation only through this and RowsShape.lamport. For many tokens, blocks are smaller only if the launch may use
+    all blocks.
     """
     many = THREADS_OF_MANY if num_tokens >= MANY else None
     return (
-        THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else many,
+        THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else THREADS_OF_MANY if is_small else many,
         THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else many,
     )
 
@@ -46,6 +47,10 @@ class Launches:
         # tuning constants of kernels, small in the simulator
         self.tuning = rows_shape.SMALL if device.SIM else rows_shape.TUNING
 
+    def blocks(self, num_sms):
+        """The most blocks of a launch to which the caller grants num_sms SMs; None: all."""
+        return self.most_blocks if num_sms is None else min(int(num_sms), self.most_blocks)
+
     def shape(self, n_local_experts, row_bytes, num_sms, *, send=(), expand=(), combine=(), **more):
         """The RowsShape of a kernel. send, expand or combine (the one that the kernel does): the tokens of each rank here.
 
@@ -54,8 +59,9 @@ class Launches:
         most, fewer = max((*send, *expand, *combine), default=0), None
         more |= dict(trace=self.launch.trace, tuning=self.tuning)
         shape = RowsShape(self.world.n_ranks, n_local_experts, self.threads, row_bytes, **more)
-        shape = replace(shape, lamport=lamport.rows_for(shape, most))
-        by_all = num_sms is None or int(num_sms) >= self.most_blocks
+        n_blocks = self.blocks(num_sms)
+        shape = replace(shape, lamport=lamport.rows_for(shape, most, n_blocks))
+        by_all = n_blocks == self.most_blocks
         if self.launch.num_threads is not None:
             return shape
         if expand:
@@ -63,7 +69,7 @@ class Launches:
             if most <= FEW_TO_EXPAND or by_all and (shape.lamport > 0 or is_many):
                 fewer = THREADS_TO_EXPAND
         elif by_all and shape.top_k or most < MANY:
-            to_send, to_combine = smaller_blocks(most)
+            to_send, to_combine = smaller_blocks(most, shape.lamport > 0)
             fewer = to_send if send else to_combine if combine else None
         return replace(shape, threads=min(self.threads, fewer or self.threads))
 
@@ -84,8 +90,7 @@ class RankCall(dict):
     def __init__(self, plan, i, kernel, values):
         self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values
         self._how = kernel, self.r, plan.num_tokens[i]
-        most, granted = plan.buffer.launches.most_blocks, plan.num_sms
-        self.most = most if granted is None else min(int(granted), most)
+        self.most = plan.buffer.launches.blocks(plan.num_sms)
 
     def __missing__(self, blocks):
         launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks), self._values)

@@ -13,6 +13,7 @@ from epmoe.device.telling import HostWords
 from epmoe.host.memory_pool import MemoryPool
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
+from epmoe.kernels.rows.shape import NO_LIMIT
 from epmoe.kernels.rows.small import lamport
 from epmoe.worlds.agreement import differences
 from epmoe.worlds.symmetric import SymmetricMemory
@@ -188,7 +189,8 @@ class GroupMemory:
         self._expect_no_capture()
         self.machine.synchronize()
         self.changed()
-        before, n_ranks, words = self._control, self.n_ranks, self.launches.tuning.words_of_bits
+        before, n_ranks, tuning = self._control, self.n_ranks, self.launches.tuning
+        words = -(-tuning.most_small(n_ranks, NO_LIMIT) // tuning.bits_word)
         layout = mailbox.control(n_ranks, n_local_experts, words)
         regions = _control_regions(layout, n_ranks)
         new = self.world.allocate(layout.nbytes, "rows control", regions, self._timeout)

@@ -101,7 +101,9 @@ class Plan:
     rows_vary = False
 
     def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
-        self.buffer, self.interface, self.names, self.facts = buffer, interface, names, facts
+        self.buffer, self.interface, self.names = buffer, interface, names
+        many = buffer.launches.tuning.many_blocks
+        self.facts = facts | {f"at least {many} SMs": buffer.launches.blocks(num_sms) >= many}
         self.num_tokens, self.num_sms = num_tokens, num_sms
 
     def rank_calls(self, kernel, values):

@@ -65,6 +65,7 @@ PAGE_WORLDS = (
           shape=(5, 64)),
     World("few tokens, windows of counts", dict(n_ranks=2, n_experts=10, top_k=3, hidden=16, max_tokens_per_rank=3),
           ((2, 3), (3, 1)), fused=True, shape=(4, 64), tuning=dict(counts=4)),
+    World("one token", PLAIN | dict(max_tokens_per_rank=1), ((1, 1), (0, 1)), fused=True, shape=(6, 32)),
     World("few tokens and one more", PLAIN | dict(max_tokens_per_rank=9), ((8, 9), (9, 8), (3, 2)), fused=True,
           shape=(6, 32)),
     World("few tokens, a block for several ranks",

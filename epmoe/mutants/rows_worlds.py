@@ -11,9 +11,9 @@ def tuned(**numbers):
     return {"rows.shape.SMALL": replace(SMALL, **numbers)}
 
 
-ORDINARY = tuned(bits_experts=0)  # expert-major: a small batch uses the kernel for large ones
-NOT_IN_PARTS = tuned(bits_experts=0, useful_parts=1, copied=SMALL.copied._replace(parts=1))
-SIGNALS = tuned(lamport_tokens=0)  # every row uses signals
+ORDINARY = tuned(shared_bytes=0)  # expert-major: a small batch uses the kernel for large ones
+NOT_IN_PARTS = tuned(shared_bytes=0, useful_parts=1, copied=SMALL.copied._replace(parts=1))
+SIGNALS = tuned(lamport_tokens=0, lamport_rows=0)  # every row uses signals
 
 ROWS_WORLDS = (
     RowsWorld("rows", "rows"),

@@ -60,7 +60,7 @@ THRESHOLD_WORLDS = (
     # as many experts as a block has room for; two warps share the sum of one vector
     RowsWorld("few rows by expert, few bits at a time", "hybrid",
               tokens=(SMALL.lamport_tokens, SMALL.lamport_tokens - 1), top_k=3, limit=24, hidden=VECTOR, shape=(6, 64),
-              constants=tuned(bits_word_of_few=1, bits_experts=4)),
+              constants=tuned(bits_word_of_few=1)),
     # pieces of more vectors than a lane holds, and of as many
     World("few tokens, more vectors than are held",
           PLAIN | dict(hidden=VECTOR * (2 * BATCH + 1), max_tokens_per_rank=8), ((8, 3), (1, 0)), fused=True,
@@ -85,7 +85,7 @@ THRESHOLD_WORLDS = (
     # payloads with more padding than a warp clears at once
     World("few bytes of a message and much padding", PLAIN | dict(hidden=64, token_format="nvfp4", alignment=256),
           ((5, 3),), fused=True),
-    # as many tokens of a small batch as a warp reads at once, four a lane
-    RowsWorld("rows without signals of four tokens a lane", "rows", tokens=(4 * WARP, 2), top_k=1, hidden=VECTOR,
-              shape=(3, WARP), brief=True, constants=tuned(lamport_tokens=4 * WARP)),
+    # as many tokens of a small batch as a warp reads at once, four a lane, and one more
+    RowsWorld("rows without signals of four tokens a lane", "rows", tokens=(4 * WARP, 4 * WARP + 1), top_k=1,
+              hidden=VECTOR, shape=(3, WARP), brief=True, constants=tuned(lamport_tokens=4 * WARP + 1)),
 )

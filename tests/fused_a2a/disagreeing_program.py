@@ -28,7 +28,8 @@ def world():
     return ProcessGroupWorld(timeout=20.0)
 
 
-def round_of(group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2):
+def round_of(group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k=1, experts_of_a_rank=2, sms=None):
+    fused_a2a.set_deepep_num_sms(sms)
     x = np.ones((3, hidden), dtype)
     ids = np.tile(np.arange(top_k), (3, 1))
     rows, _, _, counts, handle = fused_a2a.fused_dispatch_on_device(
@@ -40,7 +41,7 @@ def round_of(group, *, hidden=16, num_experts=4, dtype=ml_dtypes.bfloat16, top_k
     return np.asarray(out, np.float32).sum(), counts.sum()
 
 
-OTHER = dict(hidden=4096, num_experts=400, dtype=np.float32, top_k=2, experts_of_a_rank=90)
+OTHER = dict(hidden=4096, num_experts=400, dtype=np.float32, top_k=2, experts_of_a_rank=90, sms=1)
 group = world()
 if known:
     OTHER["hidden"] = 32

@@ -42,7 +42,7 @@ def group_of(
     for of_kind in (buffers._buffer, buffers._hybrid_ep_buffer):
         buffer = of_kind[group] = Buffer(weakref.proxy(group), launch=launch, timeout=timeout)
         if not lamport_rows:
-            buffer.launches.tuning = replace(buffer.launches.tuning, lamport_tokens=0)
+            buffer.launches.tuning = replace(buffer.launches.tuning, lamport_tokens=0, lamport_rows=0)
         weakref.finalize(group, buffer.close, collective=False)
     return group
 

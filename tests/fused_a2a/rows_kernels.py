@@ -13,7 +13,7 @@ from epmoe import device, fused_a2a
 from epmoe.device import kernel_cache
 from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY_TO_EXPAND, smaller_blocks
 from epmoe.host import compiling
-from epmoe.kernels.rows.shape import TUNING
+from epmoe.kernels.rows.shape import NO_LIMIT, TUNING
 from epmoe.worlds.dry import DryWorld
 
 BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -23,17 +23,18 @@ MOST_TOKENS, FP8_HIDDEN = 4, 128
 def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS):
     """What every call on bfloat16 rows launches, forward and backward; with probs, and FP8 of FP8_HIDDEN elements."""
     made = {}
-    for n in {_kind(n): n for n in range(most_tokens, 0, -1)}.values():
+    for n in {_kind(n, n_ranks): n for n in range(most_tokens, 0, -1)}.values():
         world = DryWorld(n_ranks)
         _call_everything(world, hidden, local, top_k, n)
         made |= dict.fromkeys(world.machine.kernels)
     return list(made)
 
 
-def _kind(n_tokens):
+def _kind(n_tokens, n_ranks):
     """What the number of a rank's tokens decides about its kernels."""
-    few = FEW_TO_EXPAND, TUNING.lamport_tokens, MANY_TO_EXPAND - 1
-    return smaller_blocks(n_tokens), *(n_tokens <= most for most in few)
+    small = TUNING.most_small(n_ranks, NO_LIMIT)
+    few = FEW_TO_EXPAND, small, MANY_TO_EXPAND - 1
+    return smaller_blocks(n_tokens, n_tokens <= small), *(n_tokens <= most for most in few)
 
 
 def _call_everything(world, hidden, local, top_k, n_tokens):

@@ -17,6 +17,7 @@ SAID = {
     "num_experts": "num_experts is 4 on rank 0, 400 on rank 1",
     "top_k": "top_k is 1 on rank 0, 2 on rank 1",
     "experts_of_a_rank": "num_local_experts is 2 on rank 0, 90 on rank 1",
+    "sms": "at least 3 SMs is True on rank 0, False on rank 1",
 }
 
 
@@ -33,6 +34,7 @@ def told(what, kind, *known):
         ("hidden", "mpi"),
         ("num_experts", "mpi"),
         ("experts_of_a_rank", "mpi"),
+        ("sms", "mpi"),
         pytest.param(
             "dtype", "torch", marks=pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
         ),

@@ -7,7 +7,7 @@ finished sending. If a batch has at most one token for each block, all warps of 
 encoded (bf16 to FP8) on the way.
 
 1. Begin: read the last call's number, and whether a wait expired (call.py). This call's number (epoch) is one more.
-2. Small batches (at most Tuning.lamport_tokens on every rank) are sent as Lamport rows, on a path of their own that
+2. Small batches (at most RowsShape.lamport tokens on every rank) are sent as Lamport rows, on a path of their own that
    ends the call (small/dispatch.py). Expert-major also expands them as they arrive (small/by_expert.py). If some rank
    has too many tokens for this path, or may lack room to receive, all ranks leave it. They do step 3 before they leave,
    and go on with step 4.

@@ -43,27 +43,24 @@ class Tuning:
     loops_of_ranks: int = 4         # of sums over ranks; two ranks 181 us, as with conditions; more were not measured
     many_blocks: int = 64           # fewer push whole rows; 24 SMs reach 1.00 of all SMs' speed, 0.69 before
 
-    # Small batches: "Up to 128 tokens: Lamport rows, without signals"
-    lamport_tokens: int = 128       # of a rank; 128 tokens: 25.8 / 24.5 us, 27.0 / 28.9 with signals
+    # Small batches: "Up to 128 tokens: Lamport rows, without signals", "Lamport rows of up to 1024 tokens of all ranks"
+    lamport_tokens: int = 128       # of a rank, for any number of ranks; 25.8 / 24.5 us, 27.0 / 28.9 with signals
+    lamport_rows: int = 1024        # tokens of all ranks, with many_blocks; 2 x 256: 22.6 / 21.3 us, 29.7 / 29.2
     lamport_bytes: int = 64 << 20   # the most of the windows of one parity
     lamport_send_tenths: int = 3    # of the blocks; half of them: fp8 20.1 us instead of 21.5
     expert_send_tenths: int = 10    # of the blocks, by expert; all of them receive, too
-    bits_experts: int = 512         # whose bits a block has room for, in shared memory
+    shared_bytes: int = 36 << 10    # of a block, by expert: for bits of all experts and numbers of rows of all ranks
     bits_word: int = 32             # tokens whose bits a word holds, at most 32
     bits_word_of_few: int = 8       # tokens of a word that are looked at together, if there are no more
 
-    def __post_init__(self):
-        if self.lamport_tokens > 128:
-            raise ValueError(f"lamport_tokens={self.lamport_tokens}: at most 128, four for each lane of a warp")
-
-    @property
-    def words_of_bits(self) -> int:
-        """Number of words that hold an expert's bits of a small batch."""
-        return -(-self.lamport_tokens // self.bits_word)
+    def most_small(self, n_ranks, n_blocks) -> int:
+        """The most tokens of a rank in a small batch, if there is room for them (lamport.py)."""
+        return max(self.lamport_tokens, self.lamport_rows // max(n_ranks, 2) if n_blocks >= self.many_blocks else 0)
 
 
 TUNING = Tuning()
-SMALL = Tuning(loops_of_experts=5, loops_of_ranks=3, many_blocks=3, lamport_tokens=4, bits_word=2, bits_word_of_few=2)
+SMALL = Tuning(loops_of_experts=5, loops_of_ranks=3, many_blocks=3, lamport_tokens=4, lamport_rows=4, bits_word=2,
+               bits_word_of_few=2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lamport rows: rows of batches of up to 128 tokens, without flags; each 32-bit word is its own ready flag.
+"""Lamport rows: rows of small batches, without flags; each 32-bit word is its own ready flag.
 
 How this works is in epmoe/kernels/lamport.py: the thread that stores or sums a row polls its vectors in a window.
 
@@ -30,27 +30,31 @@ from .. import announce, mailbox, wait
 from .. import call as calls
 from ..copy import BATCH
 from ..send import STEP
-from ..shape import memory_of, namespace, p
+from ..shape import NO_LIMIT, memory_of, namespace, p
 
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
 BLOCKS_A_TOKEN = 4      # of a launch, for each token of a small batch; as far as they are
 
 
+def tokens_for(shape, n_blocks):
+    """The most tokens of a rank that go in Lamport rows; 0 if sums are by world, or if memory is too small for any."""
+    tuning, ranks = shape.tuning, shape.n_ranks
+    most = min(tuning.most_small(ranks, n_blocks), tuning.lamport_bytes // (ranks * _bytes_of_row(shape)))
+    if shape.expert_major and shape.has_meta:   # two words of each expert for 32 tokens, a number of each rank for one
+        most = min(most, 4 * tuning.shared_bytes // (shape.num_experts + 16 * ranks))
+    return most if most >= tuning.lamport_tokens and not shape.by_world else 0
+
+
 def bytes_for(shape):
-    """Size in bytes of the windows of one parity for the calls of a kernel; 0 if it has no Lamport rows.
-
-    It has none if sums are rounded by world, windows take too much memory, or bits of experts too much shared memory.
-    """
-    has_room_for_bits = shape.top_k or not shape.has_meta or shape.num_experts <= shape.tuning.bits_experts
-    n_bytes = shape.n_ranks * shape.tuning.lamport_tokens * _bytes_of_row(shape)
-    return n_bytes if has_room_for_bits and not shape.by_world and n_bytes <= shape.tuning.lamport_bytes else 0
+    """Size in bytes of the windows of one parity for the calls of a kernel; 0 if it has no Lamport rows."""
+    return shape.n_ranks * tokens_for(shape, NO_LIMIT) * _bytes_of_row(shape)
 
 
-def rows_for(shape, num_tokens):
+def rows_for(shape, num_tokens, n_blocks):
     """RowsShape.lamport of a kernel for a rank with num_tokens. The simulator's ranks share a kernel."""
-    most = shape.tuning.lamport_tokens
-    return most if bytes_for(shape) and (SIM or num_tokens <= most) else 0
+    most = tokens_for(shape, n_blocks)
+    return most if SIM or num_tokens <= most else 0
 
 
 def blocks_for(num_tokens, most_tokens, lamport):
@@ -86,7 +90,7 @@ def addresses(shape):
     vector(row, i), word(row, i) the i-th word of its metadata, part(row, i) the word of a part.
     """
     row_bytes, parts_at, memory = _bytes_of_row(shape), VECTOR * shape.n_vectors, memory_of(shape.n_ranks)
-    words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.tuning.lamport_tokens * row_bytes
+    words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.lamport * row_bytes
 
     @device_fn
     def of(params, rank, src_rank):

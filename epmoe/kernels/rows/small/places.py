@@ -100,7 +100,7 @@ def placing(shape):
     number(places, src_rank, token, lane) -> its number among all arriving rows, by a warp.
     """
     ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
-    a_word, most_words = shape.tuning.bits_word, shape.tuning.words_of_bits
+    a_word, most_words = shape.tuning.bits_word, -(-shape.lamport // shape.tuning.bits_word)
     n_bits, n_any = most_words * num_experts, ranks * most_words
     index = device_fn(lambda word, src_rank, expert: i32((word * ranks + src_rank) * n_local + expert))
 

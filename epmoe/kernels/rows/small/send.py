@@ -270,9 +270,10 @@ def numbering(shape, mask_of_token):
     @by_warps
     def number_rows(rank, call, known, numbers, totals):
         token, total = i32(lane_id()), i32(0)
-        if call.num_tokens > 0:                 # four tokens of a lane in flight: these are all
+        while token - lane_id() < call.num_tokens:      # four tokens of a lane in flight
             total = number_four(total, (call, numbers, rank), token, 32, masks_at((call, known), token, 32))
-        if token == 0:
+            token = i32(token + 128)
+        if lane_id() == 0:
             totals[rank] = total
 
     @device_fn
