@@ -3,35 +3,8 @@
 import numpy as np
 from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, intrinsic
 
-from epmoe.device import (
-    ballot,
-    bulk_commit,
-    bulk_load,
-    bulk_store,
-    bulk_wait,
-    bulk_wait_read,
-    dynamic_shared,
-    elect_one,
-    fence_proxy_async,
-    kernel,
-    load_i32,
-    load_u32,
-    mbar_arrive,
-    mbar_expect_tx,
-    mbar_init,
-    mbar_try_wait,
-    popc,
-    shared_addr,
-    shared_array,
-    shared_load_i32,
-    shared_store_i32,
-    store16,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe import device
+from epmoe.device import dynamic_shared, kernel, load_u32, shared_array, store_i32, syncthreads, thread_idx, u32, u64
 from epmoe.device import int32 as shared_int32
 
 
@@ -39,7 +12,7 @@ from epmoe.device import int32 as shared_int32
 def reverses(params, num_tokens, my_rank):
     a = shared_array(64, shared_int32)
     i = thread_idx()
-    a[i] = load_i32(params + u64(4 * i))
+    a[i] = device.load_i32(params + u64(4 * i))
     syncthreads()
     store_i32(params + u64(OUT) + u64(4 * i), a[63 - i])
 
@@ -114,7 +87,7 @@ def sixteen_through_shared(op_load, op_store):
         op_store(base + u32(16 * i), load_u32(p), load_u32(p + u64(4)), load_u32(p + u64(8)), load_u32(p + u64(12)))
         syncthreads()
         q = op_load(base + u32(16 * (15 - i)))
-        store16(params + u64(OUT) + u64(16 * i), q[0], q[1], q[2], q[3])
+        device.store16(params + u64(OUT) + u64(16 * i), q[0], q[1], q[2], q[3])
 
     return through
 
@@ -137,8 +110,8 @@ def tells_addresses(params, num_tokens, my_rank):
     if thread_idx() == 0:
         a[3] = 7
         b[3] = 9
-        store_i32(params + u64(OUT), shared_load_i32(shared_addr(a) + u32(12)))
-        store_i32(params + u64(OUT + 4), shared_load_i32(shared_addr(b) + u32(12)))
+        store_i32(params + u64(OUT), device.shared_load_i32(device.shared_addr(a) + u32(12)))
+        store_i32(params + u64(OUT + 4), device.shared_load_i32(device.shared_addr(b) + u32(12)))
 
 
 case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
@@ -151,10 +124,10 @@ def tells_dynamic(params, num_tokens, my_rank):
     i = thread_idx()
     if i < 8:
         a[i] = 1
-    shared_store_i32(base + u32(4 * i), i)
+    device.shared_store_i32(base + u32(4 * i), i)
     syncthreads()
     aligned = 1 if base % u32(16) == u32(0) else 0
-    store_i32(params + u64(OUT) + u64(4 * i), shared_load_i32(base + u32(4 * i)) + aligned)
+    store_i32(params + u64(OUT) + u64(4 * i), device.shared_load_i32(base + u32(4 * i)) + aligned)
 
 
 case(
@@ -174,27 +147,27 @@ def copies_in_bulk(params, num_tokens, my_rank):
     bar = stage + u32(256)
     i = thread_idx()
     if i == 0:
-        mbar_init(bar, u32(2))
-        fence_proxy_async()
+        device.mbar_init(bar, u32(2))
+        device.fence_proxy_async()
     syncthreads()
     for phase in range(2):
         if i == 0:
-            mbar_expect_tx(bar, u32(256))
-            bulk_load(stage, params + u64(256 * phase), u32(256), bar)
+            device.mbar_expect_tx(bar, u32(256))
+            device.bulk_load(stage, params + u64(256 * phase), u32(256), bar)
         if i == 1:
-            mbar_arrive(bar)
-        while mbar_try_wait(bar, u32(phase)) == 0:
+            device.mbar_arrive(bar)
+        while device.mbar_try_wait(bar, u32(phase)) == 0:
             pass
-        shared_store_i32(stage + u32(4 * i), shared_load_i32(stage + u32(4 * i)) + 1)
-        fence_proxy_async()
+        device.shared_store_i32(stage + u32(4 * i), device.shared_load_i32(stage + u32(4 * i)) + 1)
+        device.fence_proxy_async()
         syncthreads()
         if i == 0:
-            bulk_store(params + u64(OUT + 256 * phase), stage, u32(256))
-            bulk_commit()
-            bulk_wait_read()
+            device.bulk_store(params + u64(OUT + 256 * phase), stage, u32(256))
+            device.bulk_commit()
+            device.bulk_wait_read()
         syncthreads()
     if i == 0:
-        bulk_wait()
+        device.bulk_wait()
 
 
 _bulk = np.arange(128, dtype=np.int32) * 3
@@ -214,10 +187,10 @@ for _name, _text in {
 
 @kernel()
 def elects(params, num_tokens, my_rank):
-    chosen = elect_one()
+    chosen = device.elect_one()
     if chosen:
         store_i32(params + u64(OUT) + u64(4 * (thread_idx() // 32)), 1)
-    how_many = popc(ballot(chosen))
+    how_many = device.popc(device.ballot(chosen))
     if thread_idx() % 32 == 0:
         store_i32(params + u64(OUT + 8) + u64(4 * (thread_idx() // 32)), how_many)
 

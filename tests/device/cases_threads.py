@@ -3,28 +3,14 @@
 import numpy as np
 from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, intrinsic
 
-from epmoe.device import (
-    block_dim,
-    block_idx,
-    globaltimer,
-    kernel,
-    load_f32,
-    load_i32,
-    load_u32,
-    nanosleep,
-    store_f32,
-    store_i32,
-    store_u32,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe import device
+from epmoe.device import globaltimer, kernel, load_f32, load_i32, load_u32, nanosleep, store_i32, thread_idx, u32, u64
 
 
 def tells_id(op):
     @kernel()
     def tells(params, num_tokens, my_rank):
-        store_i32(params + u64(OUT) + u64(4 * (thread_idx() + block_idx() * block_dim())), op())
+        store_i32(params + u64(OUT) + u64(4 * (thread_idx() + device.block_idx() * device.block_dim())), op())
 
     return tells
 
@@ -97,8 +83,8 @@ def shuffles_all(op, other):
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         store_i32(params + u64(OUT) + u64(4 * i), op(load_i32(params + u64(4 * i)), other))
-        store_u32(params + u64(OUT + 256) + u64(4 * i), op(load_u32(params + u64(4 * i)), other))
-        store_f32(params + u64(OUT + 512) + u64(4 * i), op(load_f32(params + u64(4 * i)), other))
+        device.store_u32(params + u64(OUT + 256) + u64(4 * i), op(load_u32(params + u64(4 * i)), other))
+        device.store_f32(params + u64(OUT + 512) + u64(4 * i), op(load_f32(params + u64(4 * i)), other))
 
     return apply
 

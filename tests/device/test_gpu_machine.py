@@ -9,19 +9,7 @@ from case_table import OUT
 
 from benchmarks.host_time import time_piece
 from epmoe import device
-from epmoe.device import (
-    dynamic_shared,
-    kernel,
-    ld_acquire_sys_i32,
-    shared_load_i32,
-    shared_store_i32,
-    st_release_sys_i32,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import dynamic_shared, kernel, shared_load_i32, store_i32, syncthreads, thread_idx, u32, u64
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 pytestmark = pytest.mark.gpu
@@ -112,9 +100,9 @@ def ping_pong(params, num_tokens, my_rank):
     """Two launches that wait for each other 100 times."""
     if thread_idx() == 0:
         for n in range(100):
-            while ld_acquire_sys_i32(params) != 2 * n + my_rank:
+            while device.ld_acquire_sys_i32(params) != 2 * n + my_rank:
                 pass
-            st_release_sys_i32(params, 2 * n + my_rank + 1)
+            device.st_release_sys_i32(params, 2 * n + my_rank + 1)
 
 
 def test_ranks_run_at_the_same_time():
@@ -132,7 +120,7 @@ def test_ranks_run_at_the_same_time():
 @kernel()
 def uses_much_shared(params, num_tokens, my_rank):
     base = dynamic_shared()
-    shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
+    device.shared_store_i32(base + u32(200 * 1024) + u32(4 * thread_idx()), thread_idx())
     syncthreads()
     store_i32(
         params + u64(OUT + 4 * thread_idx()), shared_load_i32(base + u32(200 * 1024) + u32(4 * (63 - thread_idx())))

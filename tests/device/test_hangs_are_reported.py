@@ -9,29 +9,7 @@ import pytest
 from litmus import OUT, execute, line_of
 
 from epmoe import device
-from epmoe.device import (
-    atomic_cas_relaxed_gpu_i32,
-    ballot,
-    block_idx,
-    globaltimer,
-    grid_dim,
-    int32,
-    kernel,
-    ld_acquire_gpu_i32,
-    ld_acquire_sys_u64,
-    ld_relaxed_sys_u64,
-    load_i32,
-    nanosleep,
-    red_add_release_gpu_i32,
-    shared_add_i32,
-    shared_array,
-    shfl_xor,
-    store_i32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    u64,
-)
+from epmoe.device import ballot, kernel, ld_acquire_gpu_i32, load_i32, store_i32, syncthreads, thread_idx, u64
 from epmoe.device.sim import livelock
 from epmoe.device.sim.threads import SimThread
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
@@ -49,7 +27,7 @@ def test_a_word_that_nobody_writes(seed):
     @kernel()
     def waits(params, num_tokens, my_rank):
         if thread_idx() == 3:
-            while ld_acquire_sys_u64(params + u64(64 + 16 * 2)) == 0:
+            while device.ld_acquire_sys_u64(params + u64(64 + 16 * 2)) == 0:
                 pass
         syncthreads()
 
@@ -64,8 +42,8 @@ def test_a_word_that_nobody_writes(seed):
 def test_a_flag_in_shared_memory():
     @kernel()
     def waits(params, num_tokens, my_rank):
-        flags = shared_array(4, int32)
-        while shared_add_i32(flags, 2, 0) != 1:
+        flags = device.shared_array(4, device.int32)
+        while device.shared_add_i32(flags, 2, 0) != 1:
             pass
 
     text = hang(waits, seed=0, grid=2, block=1)
@@ -79,10 +57,10 @@ def test_a_flag_in_shared_memory():
 def test_several_words_in_one_loop_and_a_clock():
     @kernel()
     def waits(params, num_tokens, my_rank):
-        start = globaltimer()
+        start = device.globaltimer()
         while ld_acquire_gpu_i32(params) == 0 and ld_acquire_gpu_i32(params + u64(4)) == 0:
-            nanosleep(20)
-            if globaltimer() - start > 30_000_000_000:
+            device.nanosleep(20)
+            if device.globaltimer() - start > 30_000_000_000:
                 store_i32(params + u64(OUT), 1)
                 break
 
@@ -107,7 +85,7 @@ def test_a_lane_that_does_not_come_to_a_warp_operation():
         if thread_idx() == 7:
             syncthreads()
         else:
-            syncwarp()
+            device.syncwarp()
 
     text = hang(diverges)
     assert "waits at syncwarp for 1 of 32 lanes" in text and "waits at syncthreads for 31 of 32 threads" in text
@@ -119,7 +97,7 @@ def test_lanes_at_different_warp_operations():
         if thread_idx() < 16:
             ballot(1)
         else:
-            shfl_xor(1, 1)
+            device.shfl_xor(1, 1)
 
     with pytest.raises(EPError, match="warp operations do not match: .* is at (shfl_xor|ballot)"):
         execute(mixes)
@@ -136,7 +114,7 @@ def test_a_plain_spin_and_a_lock_that_is_never_free(monkeypatch):
 
     @kernel()
     def locks(params, num_tokens, my_rank):
-        while atomic_cas_relaxed_gpu_i32(params, 1, 2) != 1:
+        while device.atomic_cas_relaxed_gpu_i32(params, 1, 2) != 1:
             pass
 
     assert "operations without a barrier, a wake-up or a thread's end" in hang(spins, block=1)
@@ -174,16 +152,16 @@ def test_blocks_that_are_not_resident_cannot_be_waited_for():
     @kernel()
     def all_meet(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            red_add_release_gpu_i32(params, 1)
-            while ld_acquire_gpu_i32(params) != grid_dim():
+            device.red_add_release_gpu_i32(params, 1)
+            while ld_acquire_gpu_i32(params) != device.grid_dim():
                 pass
 
     @kernel()
     def later_waits_for_earlier(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            while ld_acquire_gpu_i32(params) != block_idx():
+            while ld_acquire_gpu_i32(params) != device.block_idx():
                 pass
-            red_add_release_gpu_i32(params, 1)
+            device.red_add_release_gpu_i32(params, 1)
 
     for seed in range(3):
         execute(all_meet, grid=3, seed=seed)
@@ -219,8 +197,8 @@ def test_a_thread_that_looks_twice_at_very_many_words_does_not_hang(seed):
     @kernel()
     def looks(params, num_tokens, my_rank):
         for i in range(200):
-            ld_relaxed_sys_u64(params + u64(8 * i))
-            ld_acquire_sys_u64(params + u64(8 * i))
+            device.ld_relaxed_sys_u64(params + u64(8 * i))
+            device.ld_acquire_sys_u64(params + u64(8 * i))
 
     execute(looks, seed=seed, racecheck=False)
 

@@ -6,29 +6,8 @@ import time
 import pytest
 from litmus import DATA, FLAG, OUT, execute, line_of
 
-from epmoe.device import (
-    any_lane,
-    atomic_add_relaxed_gpu_i32,
-    atomic_cas_relaxed_gpu_i32,
-    block_idx,
-    globaltimer,
-    int32,
-    kernel,
-    ld_acquire_gpu_i32,
-    ld_relaxed_gpu_i32,
-    load_i32,
-    nanosleep,
-    shared_add_i32,
-    shared_array,
-    shfl_xor,
-    st_relaxed_gpu_i32,
-    st_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    u64,
-)
+from epmoe import device
+from epmoe.device import block_idx, kernel, ld_acquire_gpu_i32, ld_relaxed_gpu_i32, syncthreads, thread_idx, u64
 from epmoe.device.sim import livelock
 from epmoe_ref.errors import DeadlockError
 
@@ -48,15 +27,15 @@ def loop_with(step):
 
 STEPS = {
     "a barrier": lambda at: syncthreads(),
-    "syncwarp": lambda at: syncwarp(),
-    "a shuffle": lambda at: shfl_xor(1, 1),
-    "a vote": lambda at: any_lane(0),
-    "a plain store": lambda at: store_i32(at + u64(OUT + 4 * (thread_idx() + 32 * block_idx())), 1),
-    "a strong store": lambda at: st_relaxed_gpu_i32(at + u64(OTHER), 0),
-    "a heartbeat": lambda at: atomic_add_relaxed_gpu_i32(at + u64(OTHER), 1),
-    "a lock": lambda at: atomic_cas_relaxed_gpu_i32(at + u64(OTHER), 5, 6),
-    "a load": lambda at: load_i32(at + u64(DATA)),
-    "a barrier and a pause": lambda at: (syncthreads(), nanosleep(100)),
+    "syncwarp": lambda at: device.syncwarp(),
+    "a shuffle": lambda at: device.shfl_xor(1, 1),
+    "a vote": lambda at: device.any_lane(0),
+    "a plain store": lambda at: device.store_i32(at + u64(OUT + 4 * (thread_idx() + 32 * block_idx())), 1),
+    "a strong store": lambda at: device.st_relaxed_gpu_i32(at + u64(OTHER), 0),
+    "a heartbeat": lambda at: device.atomic_add_relaxed_gpu_i32(at + u64(OTHER), 1),
+    "a lock": lambda at: device.atomic_cas_relaxed_gpu_i32(at + u64(OTHER), 5, 6),
+    "a load": lambda at: device.load_i32(at + u64(DATA)),
+    "a barrier and a pause": lambda at: (syncthreads(), device.nanosleep(100)),
 }
 
 
@@ -88,7 +67,7 @@ def test_with_the_race_detector_too(soon):
 def test_one_thread_looks_and_the_others_follow_it(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        done = shared_array(1, int32)
+        done = device.shared_array(1, device.int32)
         if thread_idx() == 0:
             done[0] = 0
         syncthreads()
@@ -109,7 +88,7 @@ def test_two_that_keep_writing_what_the_other_waits_for(soon):
     def each_waits_for_the_other(params, num_tokens, my_rank):
         mine, others = u64(FLAG + 32 * block_idx()), u64(FLAG + 32 - 32 * block_idx())
         while ld_relaxed_gpu_i32(params + others) == 0:
-            st_relaxed_gpu_i32(params + mine, 0)
+            device.st_relaxed_gpu_i32(params + mine, 0)
 
     with pytest.raises(DeadlockError, match="which holds 0"):
         execute(each_waits_for_the_other, grid=2, block=1)
@@ -119,10 +98,10 @@ def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
         for _ in range(200):  # so long that they still wait when watching starts
-            atomic_add_relaxed_gpu_i32(params + u64(OUT), 1)
+            device.atomic_add_relaxed_gpu_i32(params + u64(OUT), 1)
         if block_idx() == 0 and thread_idx() == 0:
             while ld_acquire_gpu_i32(params) == 0:
-                atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
+                device.atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
         elif block_idx() == 1:
             while ld_acquire_gpu_i32(params) == 0:
                 pass
@@ -139,12 +118,12 @@ def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
 def test_a_word_in_shared_memory(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        flags = shared_array(4, int32)
+        flags = device.shared_array(4, device.int32)
         if thread_idx() == 0:
             flags[2] = 0
         syncthreads()
-        while shared_add_i32(flags, 2, 0) != 1:
-            syncwarp()
+        while device.shared_add_i32(flags, 2, 0) != 1:
+            device.syncwarp()
 
     with pytest.raises(DeadlockError, match="looks again and again at shared array of"):
         execute(waits)
@@ -153,12 +132,12 @@ def test_a_word_in_shared_memory(soon):
 def test_a_loop_with_a_time_limit_ends_by_it_where_waits_may_expire(soon):
     @kernel()
     def waits(params, num_tokens, my_rank):
-        start = globaltimer()
+        start = device.globaltimer()
         while ld_acquire_gpu_i32(params) == 0:
             syncthreads()
-            if any_lane(globaltimer() - start > 30_000_000_000):
+            if device.any_lane(device.globaltimer() - start > 30_000_000_000):
                 break
-        store_i32(params + u64(OUT + 4 * thread_idx()), 1)
+        device.store_i32(params + u64(OUT + 4 * thread_idx()), 1)
 
     assert execute(waits, expire_waits=True)[OUT // 4] == 1
 
@@ -184,24 +163,24 @@ def test_a_long_wait_for_one_that_works_is_none(work, seed, soon):
             return
         for i in range(800):
             if work == "stores":
-                store_i32(params + u64(OUT + 4 * (i % 500)), i)
+                device.store_i32(params + u64(OUT + 4 * (i % 500)), i)
                 ld_relaxed_gpu_i32(params + u64(OTHER))
             elif work == "loads":
-                load_i32(params + u64(OUT + 4 * (i % 500)))
+                device.load_i32(params + u64(OUT + 4 * (i % 500)))
             elif work == "barriers":
-                syncwarp()
+                device.syncwarp()
             elif work == "counts":
-                atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
+                device.atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
             elif work == "heartbeat":
                 if thread_idx() == 0:
-                    st_relaxed_gpu_i32(params + u64(OTHER), i)
+                    device.st_relaxed_gpu_i32(params + u64(OTHER), i)
                 ld_relaxed_gpu_i32(params + u64(OTHER))
                 syncthreads()
             else:
-                atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
+                device.atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
                 ld_relaxed_gpu_i32(params + u64(OTHER))
         if thread_idx() == 0:
-            st_release_gpu_i32(params, 1)
+            device.st_release_gpu_i32(params, 1)
 
     assert execute(one_works, grid=2, block=32, seed=seed, racecheck=False)[0] == 1
 
@@ -225,8 +204,8 @@ def test_a_word_that_changes_while_threads_are_watched_is_work(soon):
             return
         for i in range(10_000):
             ld_relaxed_gpu_i32(params + u64(OTHER))
-            st_release_gpu_i32(params, i & 1 if i > 4200 else 0)  # soon after watching began
-        st_release_gpu_i32(params, 2)
+            device.st_release_gpu_i32(params, i & 1 if i > 4200 else 0)  # soon after watching began
+        device.st_release_gpu_i32(params, 2)
 
     assert execute(one_changes_it_late, grid=2, block=1, racecheck=False)[0] == 2
 
@@ -238,11 +217,11 @@ def test_a_thread_without_a_record_may_be_at_work(soon):
     def one_computes(params, num_tokens, my_rank):
         if thread_idx() >= 32:
             while ld_acquire_gpu_i32(params) == 0:
-                syncwarp()
+                device.syncwarp()
             return
         for _ in range(1000):
-            shfl_xor(1, 1)
-        st_release_gpu_i32(params, 1)
+            device.shfl_xor(1, 1)
+        device.st_release_gpu_i32(params, 1)
 
     assert execute(one_computes, block=64, racecheck=False)[0] == 1
 
@@ -252,12 +231,12 @@ def test_a_slow_rank_is_waited_for(soon, tonight):
     def one_is_slow(params, num_tokens, my_rank):
         if my_rank == 1:
             while ld_acquire_gpu_i32(params) == 0:
-                syncwarp()
+                device.syncwarp()
             return
         for i in range(60):
-            store_i32(params + u64(OUT + 4 * i), ld_relaxed_gpu_i32(params + u64(OTHER)))
+            device.store_i32(params + u64(OUT + 4 * i), ld_relaxed_gpu_i32(params + u64(OTHER)))
         if thread_idx() == 0:
-            st_release_gpu_i32(params, 1)
+            device.st_release_gpu_i32(params, 1)
 
     for seed in range(4 if tonight else 1):
         execute(one_is_slow, ranks=2, seed=seed, slow_ranks=(0,), racecheck=False)

@@ -8,19 +8,7 @@ import pytest
 from litmus import line_of
 
 from epmoe import device
-from epmoe.device import (
-    int32,
-    kernel,
-    load16,
-    load_i32,
-    shared_add_i32,
-    shared_array,
-    store16,
-    store_i32,
-    store_u64,
-    thread_idx,
-    u64,
-)
+from epmoe.device import int32, kernel, load16, load_i32, shared_array, store16, store_i32, store_u64, thread_idx, u64
 from epmoe.device.sim.memory import MEMORY, Memory, Span
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, OutOfBoundsError
 
@@ -196,7 +184,7 @@ def test_shared_arrays_are_bounded(machine, index):
 
     @kernel()
     def adds_beside(params, num_tokens, my_rank):
-        shared_add_i32(shared_array(64, int32), index, 1)
+        device.shared_add_i32(shared_array(64, int32), index, 1)
 
     text = complaint(machine, reads_beside, 0)
     assert "index %d of rank 0 block 0" % index in text and "has shape (64,)" in text

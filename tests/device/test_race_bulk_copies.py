@@ -2,39 +2,23 @@
 
 import numpy as np
 import pytest
-from litmus import DATA, FLAG, OUT, execute, first_race, nothing
+from litmus import DATA, FLAG, OUT, blocks, execute, first_race, nothing
 
 from epmoe import device
-from epmoe.device import (
-    bulk_commit,
-    bulk_load,
-    bulk_store,
-    bulk_wait,
-    bulk_wait_read,
-    dynamic_shared,
-    fence_proxy_async,
-    kernel,
-    ld_acquire_sys_i32,
-    load_i32,
-    mbar_expect_tx,
-    mbar_init,
-    mbar_try_wait,
-    shared_load_i32,
-    shared_store_i32,
-    st_release_sys_i32,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u32,
-    u64,
-)
+from epmoe.device import bulk_load, bulk_store, dynamic_shared, kernel, store_i32, syncthreads, thread_idx, u32, u64
 from epmoe_ref.errors import EPError, OutOfBoundsError
 
 ROUNDS = 3
 SHARED = 1024
 
 
-def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reuse=bulk_wait_read, wait=bulk_wait):
+def sender(
+    fence=device.fence_proxy_async,
+    barrier=syncthreads,
+    commit=device.bulk_commit,
+    reuse=device.bulk_wait_read,
+    wait=device.bulk_wait,
+):
     """Rank 0 stages rows in shared memory, bulk stores them and releases a flag; rank 1 acquires it and reads them."""
 
     @kernel()
@@ -43,7 +27,7 @@ def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reu
         if my_rank == 0:
             stage = dynamic_shared()
             for n in range(ROUNDS):
-                shared_store_i32(stage + u32(4 * i), 100 * n + i)
+                device.shared_store_i32(stage + u32(4 * i), 100 * n + i)
                 fence()
                 barrier()
                 if i == 0:
@@ -53,26 +37,19 @@ def sender(fence=fence_proxy_async, barrier=syncthreads, commit=bulk_commit, reu
                 syncthreads()
             if i == 0:
                 wait()
-                st_release_sys_i32(params + u64(FLAG), 1)
+                device.st_release_sys_i32(params + u64(FLAG), 1)
         else:
             if i == 0:
-                while ld_acquire_sys_i32(params + u64(FLAG)) == 0:
+                while device.ld_acquire_sys_i32(params + u64(FLAG)) == 0:
                     pass
             syncthreads()
             for n in range(ROUNDS):
-                store_i32(params + u64(DATA + 256 * n + 4 * i), load_i32(params + u64(OUT + 256 * n + 4 * i)))
+                store_i32(params + u64(DATA + 256 * n + 4 * i), device.load_i32(params + u64(OUT + 256 * n + 4 * i)))
 
     return send_rows
 
 
 WORLD = dict(ranks=2, block=64, shared_bytes=SHARED)
-
-
-def test_a_correct_sender_is_silent_and_sends():
-    assert first_race(sender(), seeds=range(6), **WORLD) is None
-    got = execute(sender(), seed=3, **WORLD)
-    want = (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()
-    assert (got[DATA // 4 : DATA // 4 + 192] == want).all()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +59,7 @@ def test_a_correct_sender_is_silent_and_sends():
         (dict(barrier=nothing), "both are in one"),
         (dict(commit=nothing), "bulk_commit and bulk_wait_read"),
         (dict(reuse=nothing), "bulk_commit and bulk_wait_read is missing"),
-        (dict(wait=bulk_wait_read), "bulk_commit and bulk_wait is missing"),
+        (dict(wait=device.bulk_wait_read), "bulk_commit and bulk_wait is missing"),
         (dict(wait=nothing), "bulk_commit and bulk_wait is missing"),
     ],
 )
@@ -91,23 +68,22 @@ def test_each_mutation_of_the_sender_is_found(mutation, said):
 
 
 def test_a_thread_may_not_end_before_its_copies_have_read():
-    race = first_race(sender(reuse=nothing, wait=nothing), **WORLD)
-    assert "bulk" in race
+    assert "bulk" in first_race(sender(reuse=nothing, wait=nothing), **WORLD)
 
     @kernel()
     def leaves(params, num_tokens, my_rank):
         if thread_idx() == 0:
             bulk_store(params + u64(OUT), dynamic_shared(), u32(256))
-            bulk_commit()
+            device.bulk_commit()
 
     assert "ended while its bulk stores may still read shared memory" in first_race(leaves, shared_bytes=SHARED)
 
 
 def receiver(
-    init_fence=fence_proxy_async,
+    init_fence=device.fence_proxy_async,
     init_barrier=syncthreads,
     wait=True,
-    global_fence=fence_proxy_async,
+    global_fence=device.fence_proxy_async,
     reuse_barrier=syncthreads,
 ):
     """Rank 0 writes rows and releases a flag; rank 1 acquires it and bulk loads the rows through shared memory."""
@@ -120,33 +96,34 @@ def receiver(
                 store_i32(params + u64(OUT + 256 * n + 4 * i), 100 * n + i)
             syncthreads()
             if i == 0:
-                st_release_sys_i32(params + u64(FLAG), 1)
+                device.st_release_sys_i32(params + u64(FLAG), 1)
         else:
             stage = dynamic_shared()
             bar = stage + u32(512)
             if i == 0:
-                mbar_init(bar, u32(1))
+                device.mbar_init(bar, u32(1))
                 init_fence()
-                while ld_acquire_sys_i32(params + u64(FLAG)) == 0:
+                while device.ld_acquire_sys_i32(params + u64(FLAG)) == 0:
                     pass
                 global_fence()
             init_barrier()
             for n in range(ROUNDS):
                 if i == 0:
-                    mbar_expect_tx(bar, u32(256))
+                    device.mbar_expect_tx(bar, u32(256))
                     bulk_load(stage, params + u64(OUT + 256 * n), u32(256), bar)
                 if wait:
-                    while mbar_try_wait(bar, u32(n & 1)) == 0:
+                    while device.mbar_try_wait(bar, u32(n & 1)) == 0:
                         pass
-                store_i32(params + u64(DATA + 256 * n + 4 * i), shared_load_i32(stage + u32(4 * i)))
+                store_i32(params + u64(DATA + 256 * n + 4 * i), device.shared_load_i32(stage + u32(4 * i)))
                 reuse_barrier()
 
     return receive_rows
 
 
-def test_a_correct_receiver_is_silent_and_receives():
-    assert first_race(receiver(), seeds=range(6), **WORLD) is None
-    got = execute(receiver(), seed=2, **WORLD)
+@pytest.mark.parametrize("side", [sender, receiver])
+def test_a_correct_side_is_silent_and_its_rows_arrive(side):
+    assert first_race(side(), seeds=range(6), **WORLD) is None
+    got = execute(side(), seed=3, **WORLD)
     assert (got[DATA // 4 : DATA // 4 + 192] == (np.arange(ROUNDS)[:, None] * 100 + np.arange(64)).ravel()).all()
 
 
@@ -157,6 +134,7 @@ def test_a_correct_receiver_is_silent_and_receives():
         (dict(init_fence=nothing, global_fence=nothing), "fence_proxy_async is missing between the two"),
         (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
     ],
+    ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
 )
 def test_each_mutation_of_the_receiver_is_found(mutation, said):
     race = first_race(receiver(**mutation), seeds=range(8), **WORLD)
@@ -164,8 +142,7 @@ def test_each_mutation_of_the_receiver_is_found(mutation, said):
 
 
 def test_the_receiver_has_to_wait():
-    race = first_race(receiver(wait=False), **WORLD)
-    assert "mbar_try_wait on its mbarrier is missing" in race
+    assert "mbar_try_wait on its mbarrier is missing" in first_race(receiver(wait=False), **WORLD)
 
 
 def test_an_mbarrier_that_another_thread_has_not_seen_made():
@@ -183,11 +160,11 @@ def test_what_is_not_waited_for_is_really_old_without_the_detector():
     def impatient(params, num_tokens, my_rank):
         stage = dynamic_shared()
         if thread_idx() == 0:
-            mbar_init(stage + u32(512), u32(1))
-            mbar_expect_tx(stage + u32(512), u32(256))
+            device.mbar_init(stage + u32(512), u32(1))
+            device.mbar_expect_tx(stage + u32(512), u32(256))
             bulk_load(stage, params, u32(256), stage + u32(512))
         syncthreads()
-        store_i32(params + u64(OUT + 4 * thread_idx()), shared_load_i32(stage + u32(4 * thread_idx())))
+        store_i32(params + u64(OUT + 4 * thread_idx()), device.shared_load_i32(stage + u32(4 * thread_idx())))
 
     runs = [
         execute(impatient, block=64, shared_bytes=SHARED, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 64]
@@ -196,32 +173,16 @@ def test_what_is_not_waited_for_is_really_old_without_the_detector():
     assert any((got == np.int32(np.uint32(0xA5A5A5A5).view(np.int32))).any() for got in runs)
 
 
-def test_sizes_and_places_of_bulk_copies_are_checked():
-    @kernel()
-    def odd_size(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            bulk_store(params, dynamic_shared(), u32(24))
-
-    @kernel()
-    def too_long(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            bulk_store(params, dynamic_shared(), u32(2 * SHARED))
-
-    @kernel()
-    def unaligned(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            bulk_store(params + u64(8), dynamic_shared(), u32(16))
-
-    @kernel()
-    def no_mbarrier(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            device.bulk_load(dynamic_shared(), params, u32(16), dynamic_shared() + u32(512))
-
-    with pytest.raises(EPError, match="multiple of 16"):
-        execute(odd_size, shared_bytes=SHARED)
-    with pytest.raises(OutOfBoundsError, match="shared address"):
-        execute(too_long, shared_bytes=SHARED)
-    with pytest.raises(OutOfBoundsError, match="not 16-byte aligned"):
-        execute(unaligned, shared_bytes=SHARED)
-    with pytest.raises(EPError, match="mbar_init has not made an mbarrier"):
-        execute(no_mbarrier, shared_bytes=SHARED)
+@pytest.mark.parametrize(
+    "copy, error, said",
+    [
+        (lambda at, stage: bulk_store(at, stage, u32(24)), EPError, "multiple of 16"),
+        (lambda at, stage: bulk_store(at, stage, u32(2 * SHARED)), OutOfBoundsError, "shared address"),
+        (lambda at, stage: bulk_store(at + u64(8), stage, u32(16)), OutOfBoundsError, "not 16-byte aligned"),
+        (lambda at, stage: bulk_load(stage, at, u32(16), stage + u32(512)), EPError, "has not made an mbarrier"),
+    ],
+    ids=["odd size", "too long", "unaligned", "no mbarrier"],
+)
+def test_sizes_and_places_of_bulk_copies_are_checked(copy, error, said):
+    with pytest.raises(error, match=said):
+        execute(blocks(lambda flag, data: copy(flag, dynamic_shared())), shared_bytes=SHARED)

@@ -7,27 +7,12 @@ rule that predicts the detector's verdict is written here from the PTX memory mo
 import itertools
 
 import pytest
-from litmus import DATA, FLAG, OUT, execute, first_race, nothing
+from litmus import DATA, FLAG, OUT, execute, first_race, nothing, race_of_blocks, wait_for
 
 from epmoe import device
-from epmoe.device import (
-    block_idx,
-    fence_acq_rel_cta,
-    fence_acq_rel_gpu,
-    fence_acq_rel_sys,
-    i32,
-    kernel,
-    ld_acquire_gpu_i32,
-    ld_relaxed_cta_i32,
-    load_i32,
-    st_release_gpu_i32,
-    store_i32,
-    thread_idx,
-    u64,
-)
+from epmoe.device import block_idx, i32, kernel, load_i32, store_i32, thread_idx, u64
 
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
-FENCE = {"cta": fence_acq_rel_cta, "gpu": fence_acq_rel_gpu, "sys": fence_acq_rel_sys}
 BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}  # the scope that includes both threads
 LAUNCH = {"warps": dict(block=64), "blocks": dict(grid=2), "ranks": dict(ranks=2)}
 WRITERS = [
@@ -57,7 +42,8 @@ def op_of(way, scope):
     """(fence, operation) of a way such as "fence+st_relaxed"."""
     parts = way.split("+")
     name = next(p for p in parts if p != "fence")
-    return FENCE[scope] if "fence" in parts else nothing, getattr(device, "%s_%s_i32" % (name, scope))
+    fence = getattr(device, f"fence_acq_rel_{scope}") if "fence" in parts else nothing
+    return fence, getattr(device, f"{name}_{scope}_i32")
 
 
 def side(between, my_rank):
@@ -157,18 +143,10 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
 
 @pytest.mark.parametrize("width", ["u64", "u32", "i32"])
 def test_strong_accesses_of_different_width_race(width):
-    write, read = getattr(device, "st_release_sys_%s" % width), device.ld_acquire_sys_u32
-
-    @kernel()
-    def two_widths(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                write(params, 1)
-            else:
-                while read(params) == 0:
-                    pass
-
-    race = first_race(two_widths, grid=2)
+    write = getattr(device, f"st_release_sys_{width}")
+    race = race_of_blocks(
+        lambda flag, data: write(flag, 1), lambda flag, data: wait_for(device.ld_acquire_sys_u32, flag, 1)
+    )
     if width == "u64":
         assert "both are strong, but differ in address or size" in race
     else:
@@ -176,30 +154,22 @@ def test_strong_accesses_of_different_width_race(width):
 
 
 def test_data_behind_the_release_is_not_covered():
-    @kernel()
-    def late(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                device.st_release_gpu_i32(params, 1)
-                store_i32(params + u64(DATA), 42)
-            else:
-                while device.ld_acquire_gpu_i32(params) == 0:
-                    pass
-                load_i32(params + u64(DATA))
+    def tells_too_early(flag, data):
+        device.st_release_gpu_i32(flag, 1)
+        store_i32(data, 42)
 
-    race = first_race(late, grid=2)
+    def reads(flag, data):
+        wait_for(device.ld_acquire_gpu_i32, flag, 1)
+        load_i32(data)
+
+    race = race_of_blocks(tells_too_early, reads)
     assert "data[thread 0, word 0]" in race and ("but not after this one" in race or "acquired nothing" in race)
 
 
 def test_a_look_of_too_narrow_a_scope_counts_even_if_wider_ones_follow():
-    @kernel()
-    def looks_twice(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                st_release_gpu_i32(params + u64(FLAG), 1)
-            elif ld_relaxed_cta_i32(params + u64(FLAG)) != 1:
-                while ld_acquire_gpu_i32(params + u64(FLAG)) != 1:
-                    pass
+    def looks_twice(flag, data):
+        if device.ld_relaxed_cta_i32(flag) != 1:
+            wait_for(device.ld_acquire_gpu_i32, flag, 1)
 
-    race = first_race(looks_twice, grid=2)
+    race = race_of_blocks(lambda flag, data: device.st_release_gpu_i32(flag, 1), looks_twice)
     assert "the scopes" in race and "do not include each other's thread" in race

@@ -1,40 +1,21 @@
 """Scopes, release and acquire patterns, and load16_nc: rules of PTX's model beyond message passing."""
 
 import pytest
-from litmus import DATA, FLAG, first_race, nothing
+from litmus import DATA, FLAG, first_race, nothing, race_of_blocks, wait_for
 
 from epmoe import device
-from epmoe.device import (
-    block_idx,
-    fence_acq_rel_gpu,
-    kernel,
-    ld_acquire_gpu_i32,
-    ld_relaxed_gpu_i32,
-    load16_nc,
-    load_i32,
-    nanosleep,
-    st_relaxed_gpu_i32,
-    st_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u64,
-)
+from epmoe.device import block_idx, kernel, load16_nc, load_i32, store_i32, syncthreads, thread_idx, u64
+
+OTHER = u64(32)  # from the flag to another one
 
 
-def two_on_a_counter(first, second):
-    """Block 0 does two things with a counter, then block 1 adds to it; either order."""
+def adds(flag, data):
+    device.atomic_add_relaxed_gpu_i32(flag, 1)
 
-    @kernel()
-    def counts(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                first(params + u64(FLAG))
-                second(params + u64(FLAG))
-            else:
-                device.atomic_add_relaxed_gpu_i32(params + u64(FLAG), 1)
 
-    return counts
+def tells(flag, data):
+    store_i32(data, 42)
+    device.st_release_gpu_i32(flag, 1)
 
 
 NARROW_AND_WIDE = {
@@ -52,7 +33,7 @@ NARROW_AND_WIDE = {
 @pytest.mark.parametrize("name", NARROW_AND_WIDE)
 @pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
 def test_too_narrow_a_scope_counts_even_beside_a_wide_one_of_the_same_thread(name, seed):
-    race = first_race(two_on_a_counter(*NARROW_AND_WIDE[name]), seeds=(seed,), grid=2)
+    race = race_of_blocks(lambda flag, data: [access(flag) for access in NARROW_AND_WIDE[name]], adds, seeds=(seed,))
     assert "the scopes" in race and "do not include each other's thread" in race
 
 
@@ -72,110 +53,86 @@ def test_too_narrow_a_scope_counts_even_if_an_ordered_thread_uses_a_wide_one():
         assert "the scopes" in first_race(counts, seeds=(seed,), grid=2)
 
 
-@pytest.mark.parametrize("early_fence", [nothing, fence_acq_rel_gpu])
-@pytest.mark.parametrize("after", ["atomic_add", "st", "nothing"])
+LATER_WRITES = {
+    "atomic_add": lambda flag: device.atomic_add_relaxed_gpu_i32(flag, 1),
+    "st": lambda flag: device.st_relaxed_gpu_i32(flag, 2),
+    "nothing": lambda flag: None,
+}
+
+
+@pytest.mark.parametrize("early_fence", [nothing, device.fence_acq_rel_gpu])
+@pytest.mark.parametrize("after", LATER_WRITES)
 def test_a_release_counts_behind_an_early_fence_and_before_later_writes(early_fence, after):
     """A relaxed write of the same thread follows the release and belongs to its pattern."""
 
-    def then_writes(flag):
-        if after == "atomic_add":
-            device.atomic_add_relaxed_gpu_i32(flag, 1)
-        elif after == "st":
-            device.st_relaxed_gpu_i32(flag, 2)
+    def writes(flag, data):
+        early_fence()
+        store_i32(data, 42)
+        device.red_add_release_gpu_i32(flag, 1)
+        LATER_WRITES[after](flag)
 
-    @kernel()
-    def tells(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                early_fence()
-                store_i32(params + u64(DATA), 42)
-                device.red_add_release_gpu_i32(params + u64(FLAG), 1)
-                then_writes(params + u64(FLAG))
-            else:
-                while ld_acquire_gpu_i32(params + u64(FLAG)) < (1 if after == "nothing" else 2):
-                    pass
-                load_i32(params + u64(DATA))
+    def reads(flag, data):
+        wait_for(device.ld_acquire_gpu_i32, flag, 1 if after == "nothing" else 2)
+        load_i32(data)
 
-    assert first_race(tells, seeds=range(8), grid=2) is None
+    assert race_of_blocks(writes, reads, seeds=range(8)) is None
 
 
 def test_a_release_counts_even_if_another_thread_writes_before_the_later_write():
     """PTX 8.8: a release of a word, then a strong write of it by the same thread, whatever is between them."""
 
-    @kernel()
-    def tells(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                store_i32(params + u64(DATA), 42)
-                st_release_gpu_i32(params + u64(FLAG), 1)
-                while ld_relaxed_gpu_i32(params + u64(FLAG)) != 2:
-                    pass
-                st_relaxed_gpu_i32(params + u64(FLAG), 3)
-            elif block_idx() == 1:
-                while ld_relaxed_gpu_i32(params + u64(FLAG)) != 1:
-                    pass
-                st_relaxed_gpu_i32(params + u64(FLAG), 2)
-            else:
-                while ld_acquire_gpu_i32(params + u64(FLAG)) != 3:
-                    pass
-                load_i32(params + u64(DATA))
+    def releases(flag, data):
+        tells(flag, data)
+        wait_for(device.ld_relaxed_gpu_i32, flag, 2)
+        device.st_relaxed_gpu_i32(flag, 3)
 
-    assert first_race(tells, seeds=range(8), grid=3) is None
+    def writes_between(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag, 1)
+        device.st_relaxed_gpu_i32(flag, 2)
+
+    def reads(flag, data):
+        wait_for(device.ld_acquire_gpu_i32, flag, 3)
+        load_i32(data)
+
+    assert race_of_blocks(releases, writes_between, reads, seeds=range(8)) is None
 
 
-def test_an_acquire_counts_for_what_an_earlier_relaxed_load_of_the_word_saw():
+@pytest.mark.parametrize("last_look, race", [("ld_acquire_gpu_i32", False), ("ld_relaxed_gpu_i32", True)])
+def test_an_acquire_counts_for_what_an_earlier_relaxed_load_of_the_word_saw(last_look, race):
     """PTX 8.8: a strong read of a word, then an acquire of it, even if the acquire sees another thread's write."""
 
-    def reader(last_look):
-        @kernel()
-        def looks_twice(params, num_tokens, my_rank):
-            if thread_idx() == 0:
-                if block_idx() == 0:
-                    store_i32(params + u64(DATA), 42)
-                    st_release_gpu_i32(params + u64(FLAG), 1)
-                elif block_idx() == 1:
-                    while ld_relaxed_gpu_i32(params + u64(FLAG)) != 1:
-                        pass
-                    st_relaxed_gpu_i32(params + u64(FLAG + 32), 1)
-                    while ld_relaxed_gpu_i32(params + u64(FLAG + 32)) != 2:
-                        pass
-                    last_look(params + u64(FLAG))
-                    load_i32(params + u64(DATA))
-                else:
-                    while ld_relaxed_gpu_i32(params + u64(FLAG + 32)) != 1:
-                        pass
-                    st_relaxed_gpu_i32(params + u64(FLAG), 1)
-                    st_relaxed_gpu_i32(params + u64(FLAG + 32), 2)
+    def looks_twice(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag, 1)
+        device.st_relaxed_gpu_i32(flag + OTHER, 1)
+        wait_for(device.ld_relaxed_gpu_i32, flag + OTHER, 2)
+        getattr(device, last_look)(flag)
+        load_i32(data)
 
-        return looks_twice
+    def writes_between(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag + OTHER, 1)
+        device.st_relaxed_gpu_i32(flag, 1)
+        device.st_relaxed_gpu_i32(flag + OTHER, 2)
 
-    assert first_race(reader(ld_acquire_gpu_i32), grid=3) is None
-    assert "data[thread 0, word 0]" in first_race(reader(ld_relaxed_gpu_i32), grid=3)
+    text = race_of_blocks(tells, looks_twice, writes_between)
+    assert "data[thread 0, word 0]" in text if race else text is None
 
 
-def test_a_reduction_before_a_fence_acquires_nothing():
-    def reader(look):
-        @kernel()
-        def looks(params, num_tokens, my_rank):
-            if thread_idx() == 0:
-                if block_idx() == 0:
-                    store_i32(params + u64(DATA), 42)
-                    st_release_gpu_i32(params + u64(FLAG), 1)
-                else:
-                    for _ in range(100):
-                        nanosleep(100)
-                    look(params + u64(FLAG), 1)
-                    fence_acq_rel_gpu()
-                    if ld_relaxed_gpu_i32(params + u64(FLAG)) == 2:
-                        load_i32(params + u64(DATA))
+@pytest.mark.parametrize("look, race", [("atomic_add_relaxed_gpu_i32", False), ("red_add_relaxed_gpu_i32", True)])
+def test_a_reduction_before_a_fence_acquires_nothing(look, race):
+    def reads(flag, data):
+        for _ in range(100):
+            device.nanosleep(100)
+        getattr(device, look)(flag, 1)
+        device.fence_acq_rel_gpu()
+        if device.ld_relaxed_gpu_i32(flag) == 2:
+            load_i32(data)
 
-        return looks
-
-    assert first_race(reader(device.atomic_add_relaxed_gpu_i32), seeds=range(8), grid=2) is None
-    assert "data[thread 0, word 0]" in first_race(reader(device.red_add_relaxed_gpu_i32), seeds=range(8), grid=2)
+    text = race_of_blocks(tells, reads, seeds=range(8))
+    assert "data[thread 0, word 0]" in text if race else text is None
 
 
-def nc_then_write(write):
+@pytest.mark.parametrize("write", [store_i32, device.st_relaxed_gpu_i32, device.red_add_release_gpu_i32])
+def test_what_is_read_through_the_non_coherent_path_is_not_written_in_the_same_launch(write):
     """Warp 0 loads through the non-coherent path, then warp 1 writes."""
 
     @kernel()
@@ -186,12 +143,7 @@ def nc_then_write(write):
         if thread_idx() == 40:
             write(params + u64(DATA), 1)
 
-    return writes_later
-
-
-@pytest.mark.parametrize("write", [store_i32, st_relaxed_gpu_i32, device.red_add_release_gpu_i32])
-def test_what_is_read_through_the_non_coherent_path_is_not_written_in_the_same_launch(write):
-    race = first_race(nc_then_write(write), block=64)
+    race = first_race(writes_later, block=64)
     assert "load16_nc" in race and "until its launch has ended" in race
 
 
@@ -222,21 +174,15 @@ def test_the_next_launch_may_write_what_was_read_through_the_non_coherent_path()
 def test_a_comparison_that_fails_releases_nothing(expected, race):
     """Block 1 writes, then compares and swaps; block 0's release goes on; block 1's writes only if it swapped."""
 
-    @kernel()
-    def swaps(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                st_release_gpu_i32(params + u64(FLAG), 1)
-            elif block_idx() == 1:
-                while ld_relaxed_gpu_i32(params + u64(FLAG)) != 1:
-                    pass
-                store_i32(params + u64(DATA), 42)
-                device.atomic_cas_acq_rel_gpu_i32(params + u64(FLAG), expected, 1)
-                st_relaxed_gpu_i32(params + u64(FLAG + 32), 1)
-            else:
-                while ld_relaxed_gpu_i32(params + u64(FLAG + 32)) != 1:
-                    pass
-                ld_acquire_gpu_i32(params + u64(FLAG))
-                load_i32(params + u64(DATA))
+    def swaps(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag, 1)
+        store_i32(data, 42)
+        device.atomic_cas_acq_rel_gpu_i32(flag, expected, 1)
+        device.st_relaxed_gpu_i32(flag + OTHER, 1)
 
-    assert bool(first_race(swaps, grid=3)) is race
+    def reads(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag + OTHER, 1)
+        device.ld_acquire_gpu_i32(flag)
+        load_i32(data)
+
+    assert bool(race_of_blocks(lambda flag, data: device.st_release_gpu_i32(flag, 1), swaps, reads)) is race

@@ -5,53 +5,35 @@ import pytest
 from litmus import DATA, first_race, line_of
 
 from epmoe import device
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    block_idx,
-    kernel,
-    load_i32,
-    nanosleep,
-    st_relaxed_gpu_i32,
-    store16,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u64,
-)
+from epmoe.device import block_idx, kernel, load_i32, store16, store_i32, syncthreads, thread_idx, u64
 from epmoe.device.sim import accesses
 from epmoe_ref.errors import RaceError
 
 WRITES = {
     "store_i32": lambda at: store_i32(at, 1),
     "store16": lambda at: store16(at, 1, 1, 1, 1),
-    "st_relaxed": lambda at: st_relaxed_gpu_i32(at, 1),
-    "atomic_add": lambda at: atomic_add_relaxed_gpu_i32(at, 1),
+    "st_relaxed": lambda at: device.st_relaxed_gpu_i32(at, 1),
+    "atomic_add": lambda at: device.atomic_add_relaxed_gpu_i32(at, 1),
 }
-
-
-def read_then_write(write):
-    @kernel()
-    def late_write(params, num_tokens, my_rank):
-        if block_idx() == 0:
-            load_i32(params + u64(DATA))  # the read
-        elif thread_idx() == 0:
-            nanosleep(100)
-            i = 0
-            while i < 200:  # some time later
-                load_i32(params + u64(DATA + 64))
-                i = i + 1
-            write(params + u64(DATA))  # the write
-
-    return late_write
 
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("listed", [accesses.LISTED, 5])
 def test_a_later_write_races_with_them(name, listed, monkeypatch):
     monkeypatch.setattr(accesses, "LISTED", listed)
-    program = read_then_write(WRITES[name])
-    race = first_race(program, grid=2)
-    assert "data[thread 0, word 0]" in race and line_of(program, "# the read") in race
+
+    @kernel()
+    def late_write(params, num_tokens, my_rank):
+        if block_idx() == 0:
+            load_i32(params + u64(DATA))  # the read
+        elif thread_idx() == 0:
+            device.nanosleep(100)
+            for _ in range(200):  # some time later
+                load_i32(params + u64(DATA + 64))
+            WRITES[name](params + u64(DATA))
+
+    race = first_race(late_write, grid=2)
+    assert "data[thread 0, word 0]" in race and line_of(late_write, "# the read") in race
 
 
 def test_reads_ordered_before_the_write_do_not():

@@ -5,26 +5,13 @@ import pytest
 from litmus import DATA, OUT, REGIONS, execute, line_of
 
 from epmoe import device
-from epmoe.device import (
-    block_idx,
-    device_fn,
-    fence_acq_rel_cta,
-    kernel,
-    ld_acquire_gpu_i32,
-    load_i32,
-    st_relaxed_gpu_i32,
-    st_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u64,
-)
+from epmoe.device import block_idx, kernel, load_i32, store_i32, syncthreads, thread_idx, u64
 from epmoe_ref.errors import RaceError
 
 
-@device_fn
+@device.device_fn
 def await_flag(word):
-    while ld_acquire_gpu_i32(word) == 0:
+    while device.ld_acquire_gpu_i32(word) == 0:
         pass
 
 
@@ -36,7 +23,7 @@ def relaxed_signal(params, num_tokens, my_rank):
             store_i32(params + u64(DATA + 16 * i), 1)
         syncthreads()
         if i == 0:
-            st_relaxed_gpu_i32(params, 1)
+            device.st_relaxed_gpu_i32(params, 1)
     else:
         if i == 0:
             await_flag(params)
@@ -48,19 +35,18 @@ def relaxed_signal(params, num_tokens, my_rank):
 def test_a_report_word_for_word():
     with pytest.raises(RaceError) as caught:
         execute(relaxed_signal, grid=2, block=64, seed=0)
-    wait = "%s:%d" % (line_of(relaxed_signal, "await_flag").partition(":")[0], await_flag.__code__.co_firstlineno + 2)
-    assert str(caught.value) == "\n".join(
-        [
-            "data race on data[thread 5, word 0] of rank 0: the read at %s is not ordered after the write at %s"
-            % (line_of(relaxed_signal, "load_i32"), line_of(relaxed_signal, "store_i32(params + u64(DATA")),
-            "  1. write %s store_i32" % line_of(relaxed_signal, "store_i32(params + u64(DATA"),
-            "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1",
-            "  2. read  %s load_i32" % line_of(relaxed_signal, "load_i32"),
-            "     by rank 0 block 1 warp 1 lane 8 of relaxed_signal #1",
-            "  the second access's thread has acquired nothing from the first one's launch",
-            "  did not synchronise: %s st_relaxed_gpu_i32 -> %s ld_acquire_gpu_i32 (called from %s): the write is relaxed"
-            % (line_of(relaxed_signal, "st_relaxed"), wait, line_of(relaxed_signal, "await_flag")),
-        ]
+    words = "load_i32", "store_i32(params + u64(DATA", "st_relaxed", "await_flag"
+    read, write, signal, call = (line_of(relaxed_signal, word) for word in words)
+    wait = f"{call.partition(':')[0]}:{await_flag.__code__.co_firstlineno + 2}"
+    assert str(caught.value) == (
+        f"data race on data[thread 5, word 0] of rank 0: the read at {read} is not ordered after the write at {write}\n"
+        f"  1. write {write} store_i32\n"
+        "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1\n"
+        f"  2. read  {read} load_i32\n"
+        "     by rank 0 block 1 warp 1 lane 8 of relaxed_signal #1\n"
+        "  the second access's thread has acquired nothing from the first one's launch\n"
+        f"  did not synchronise: {signal} st_relaxed_gpu_i32 -> {wait} ld_acquire_gpu_i32 (called from {call}): "
+        "the write is relaxed"
     )
 
 
@@ -68,8 +54,8 @@ def test_a_store_that_synchronised_at_one_scope_is_not_blamed_for_the_fence_of_a
     @kernel()
     def signals(params, num_tokens, my_rank):
         if block_idx() == 0:
-            fence_acq_rel_cta()
-            st_release_gpu_i32(params, 1)
+            device.fence_acq_rel_cta()
+            device.st_release_gpu_i32(params, 1)
             store_i32(params + u64(DATA), 1)  # too late
         else:
             await_flag(params)
@@ -109,19 +95,18 @@ def test_the_detector_is_off_unless_asked_for():
     execute(relaxed_signal, grid=2, block=64, seed=0, racecheck=False)
 
 
-@kernel()
-def reads_and_writes(params, num_tokens, my_rank):
-    store_i32(params + u64(4 * thread_idx()), load_i32(params + u64(256 + 4 * thread_idx())))
-
-
 def test_the_host_has_to_synchronise():
+    @kernel()
+    def reads_and_writes(params, num_tokens, my_rank):
+        store_i32(params + u64(4 * thread_idx()), load_i32(params + u64(256 + 4 * thread_idx())))
+
     machine = device.machine(1, seed=0, racecheck=True)
     buffer, stream = machine.alloc(4096, "words"), machine.stream()
     buffer.fill(0)
     with pytest.raises(RaceError) as caught, machine.hold():
         machine.launch(reads_and_writes, 1, 32, (buffer.address, 0, 0), stream=stream)
         buffer.write(np.ones(32, np.int32), 256)
-    assert "words + 256 bytes of rank 0" in str(caught.value) or "words + " in str(caught.value)
+    assert "words + " in str(caught.value)
     assert "write by the host while the launch was in flight: synchronize() is missing before it" in str(caught.value)
     with machine.hold():
         buffer.write(np.ones(32, np.int32), 256)  # before the launch: ordered

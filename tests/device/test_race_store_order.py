@@ -1,60 +1,44 @@
 """Two strong stores of different values to one word must be ordered; otherwise the final value is undefined."""
 
 import pytest
-from litmus import FLAG, first_race
+from litmus import race_of_blocks, wait_for
 
-from epmoe.device import (
-    atomic_add_acq_rel_gpu_i32,
-    atomic_add_acquire_gpu_i32,
-    atomic_add_relaxed_gpu_i32,
-    block_idx,
-    kernel,
-    ld_relaxed_gpu_i32,
-    st_relaxed_gpu_i32,
-    thread_idx,
-    u64,
-)
-
-WORD, COUNT = FLAG, FLAG + 32
+from epmoe import device
+from epmoe.device import st_relaxed_gpu_i32, u64
 
 
-def by_whoever_counts_last(count, second):
-    """Each block stores and counts; the last one stores `second` over it."""
+def race_of_who_counts_last(count, second):
+    """Each block counts, the first one behind a store; the last one stores `second` over it."""
 
-    @kernel()
-    def last_stores(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                st_relaxed_gpu_i32(params + u64(WORD), 1)
-            if count(params + u64(COUNT), 1) == 1:
-                st_relaxed_gpu_i32(params + u64(WORD), second)
+    def counts(flag, data):
+        if count(flag + u64(32), 1) == 1:
+            st_relaxed_gpu_i32(flag, second)
 
-    return last_stores
+    def stores_and_counts(flag, data):
+        st_relaxed_gpu_i32(flag, 1)
+        counts(flag, data)
+
+    return race_of_blocks(stores_and_counts, counts)
 
 
-@pytest.mark.parametrize("count", [atomic_add_relaxed_gpu_i32, atomic_add_acquire_gpu_i32])
+@pytest.mark.parametrize("count", [device.atomic_add_relaxed_gpu_i32, device.atomic_add_acquire_gpu_i32])
 def test_a_count_that_releases_nothing_orders_no_stores(count):
-    race = first_race(by_whoever_counts_last(count, 2), grid=2)
+    race = race_of_who_counts_last(count, 2)
     assert "data race on flag[slot 0]" in race and "nothing says which of them comes last" in race
 
 
-def test_a_count_that_releases_and_acquires_does():
-    assert first_race(by_whoever_counts_last(atomic_add_acq_rel_gpu_i32, 2), grid=2) is None
-
-
-def test_the_same_value_twice_needs_no_order():
-    assert first_race(by_whoever_counts_last(atomic_add_relaxed_gpu_i32, 1), grid=2) is None
+@pytest.mark.parametrize(
+    "count, second",
+    [(device.atomic_add_acq_rel_gpu_i32, 2), (device.atomic_add_relaxed_gpu_i32, 1)],
+    ids=["releases and acquires", "the same value twice"],
+)
+def test_what_is_ordered_or_the_same_is_no_race(count, second):
+    assert race_of_who_counts_last(count, second) is None
 
 
 def test_a_value_that_was_seen_is_older():
-    @kernel()
-    def waits(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            if block_idx() == 0:
-                st_relaxed_gpu_i32(params + u64(WORD), 1)
-            else:
-                while ld_relaxed_gpu_i32(params + u64(WORD)) != 1:
-                    pass
-                st_relaxed_gpu_i32(params + u64(WORD), 2)
+    def waits(flag, data):
+        wait_for(device.ld_relaxed_gpu_i32, flag, 1)
+        st_relaxed_gpu_i32(flag, 2)
 
-    assert first_race(waits, grid=2) is None
+    assert race_of_blocks(lambda flag, data: st_relaxed_gpu_i32(flag, 1), waits) is None

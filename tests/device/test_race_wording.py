@@ -1,33 +1,23 @@
 """The report on each common mistake: the two accesses, then the cause, and never a wrong cause."""
 
 import pytest
-from litmus import DATA, FLAG, OUT, first_race, line_of, nothing
+from litmus import DATA, FLAG, OUT, first_race, line_of, nothing, wait_for
 
-from epmoe.device import (
-    block_idx,
-    fence_acq_rel_gpu,
-    kernel,
-    ld_acquire_gpu_i32,
-    ld_relaxed_gpu_i32,
-    load_i32,
-    red_add_release_gpu_i32,
-    st_relaxed_gpu_i32,
-    st_release_gpu_i32,
-    store_i32,
-    syncthreads,
-    thread_idx,
-    u64,
-)
+from epmoe import device
+from epmoe.device import block_idx, kernel, load_i32, store_i32, syncthreads, thread_idx, u64
+
+FENCE, RELAXED_TELL, RELAXED_LOOK = device.fence_acq_rel_gpu, device.st_relaxed_gpu_i32, device.ld_relaxed_gpu_i32
+RELAXED = dict(tell=RELAXED_TELL, look=RELAXED_LOOK)
 
 
 def passing(
     *,
     tells_first=False,
     fence=nothing,
-    tell=st_release_gpu_i32,
+    tell=device.st_release_gpu_i32,
     barrier=syncthreads,
     waits=True,
-    look=ld_acquire_gpu_i32,
+    look=device.ld_acquire_gpu_i32,
     fence_behind=nothing,
 ):
     """Block 0 writes and signals; block 1 polls and reads. Each argument makes one mistake."""
@@ -61,39 +51,25 @@ def reports(seeds=range(8), block=32, **mistake):
 
 
 def test_a_right_one_has_no_report():
-    assert (
-        reports()[1]
-        == []
-        == reports(
-            fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32, fence_behind=fence_acq_rel_gpu
-        )[1]
-    )
+    assert reports()[1] == []
+    assert reports(**RELAXED, fence=FENCE, fence_behind=FENCE)[1] == []
 
 
-MISTAKES = [
-    ("telling before writing", dict(tells_first=True), 1, "too early"),
-    ("telling before writing, in a warp", dict(tells_first=True), 32, "too early"),
-    ("not waiting", dict(waits=False), 32, None),
-    ("a relaxed flag", dict(tell=st_relaxed_gpu_i32), 32, "in time"),
-    ("a relaxed look", dict(look=ld_relaxed_gpu_i32), 32, "in time"),
-    (
-        "no fence before the flag",
-        dict(tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32, fence_behind=fence_acq_rel_gpu),
-        32,
-        "in time",
-    ),
-    (
-        "no fence behind the look",
-        dict(fence=fence_acq_rel_gpu, tell=st_relaxed_gpu_i32, look=ld_relaxed_gpu_i32),
-        32,
-        "in time",
-    ),
-    ("no barrier", dict(barrier=nothing), 32, "in time"),
-]
+MISTAKES = {  # name: (arguments of passing, threads of a block, the comment at the signal)
+    "telling before writing": (dict(tells_first=True), 1, "too early"),
+    "telling before writing, in a warp": (dict(tells_first=True), 32, "too early"),
+    "not waiting": (dict(waits=False), 32, None),
+    "a relaxed flag": (dict(tell=RELAXED_TELL), 32, "in time"),
+    "a relaxed look": (dict(look=RELAXED_LOOK), 32, "in time"),
+    "no fence before the flag": (dict(**RELAXED, fence_behind=FENCE), 32, "in time"),
+    "no fence behind the look": (dict(**RELAXED, fence=FENCE), 32, "in time"),
+    "no barrier": (dict(barrier=nothing), 32, "in time"),
+}
 
 
-@pytest.mark.parametrize("name, mistake, block, told", MISTAKES, ids=[m[0] for m in MISTAKES])
-def test_the_first_line_names_the_two_accesses(name, mistake, block, told):
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_first_line_names_the_two_accesses(name):
+    mistake, block, _ = MISTAKES[name]
     program, texts = reports(block=block, **mistake)
     write, read = line_of(program, "store_i32(at, 42)"), line_of(program, "load_i32(at)")
     assert texts
@@ -107,7 +83,7 @@ def test_the_first_line_names_the_two_accesses(name, mistake, block, told):
 
 def said(name, way):
     """Reports of a mistake in which the write came first (way "write"), or the read; and the line of the signal."""
-    _, mistake, block, told = next(m for m in MISTAKES if m[0] == name)
+    mistake, block, told = MISTAKES[name]
     program, texts = reports(range(16), block, **mistake)
     texts = [t for t in texts if t.splitlines()[1].startswith("  1. " + way)]
     assert texts
@@ -115,8 +91,8 @@ def said(name, way):
 
 
 def test_telling_before_writing_is_told_as_that():
-    for text in said("telling before writing", "write")[0]:
-        at = said("telling before writing", "write")[1]
+    texts, at, _ = said("telling before writing", "write")
+    for text in texts:
         assert text.endswith("but not after this one: the release comes before it, %s st_release_gpu_i32" % at)
     texts, at, _ = said("telling before writing, in a warp", "write")
     for text in texts:
@@ -163,11 +139,10 @@ def test_adds_that_count_for_several_are_not_blamed():
     @kernel()
     def counts_first(params, num_tokens, my_rank):
         if block_idx() < 2:
-            red_add_release_gpu_i32(params + u64(FLAG), 1)
+            device.red_add_release_gpu_i32(params + u64(FLAG), 1)
             store_i32(params + u64(DATA + 4 * block_idx()), 42)
         else:
-            while ld_acquire_gpu_i32(params + u64(FLAG)) != 2:
-                pass
+            wait_for(device.ld_acquire_gpu_i32, params + u64(FLAG), 2)
             load_i32(params + u64(DATA))
             load_i32(params + u64(DATA + 4))
 

@@ -5,26 +5,7 @@ import pytest
 from litmus import FLAG, OUT, execute
 
 from epmoe import device
-from epmoe.device import (
-    atomic_add_relaxed_gpu_i32,
-    atomic_add_relaxed_sys_i32,
-    block_dim,
-    block_idx,
-    globaltimer,
-    i32,
-    kernel,
-    lane_id,
-    ld_acquire_gpu_i32,
-    ld_acquire_sys_i32,
-    ld_relaxed_gpu_i32,
-    st_release_sys_i32,
-    store_i32,
-    store_u64,
-    syncwarp,
-    thread_idx,
-    u64,
-    warp_id,
-)
+from epmoe.device import atomic_add_relaxed_gpu_i32, block_idx, kernel, store_i32, thread_idx, u64
 from epmoe_ref.errors import EPValueError
 
 
@@ -32,9 +13,9 @@ from epmoe_ref.errors import EPValueError
 def takes_tickets(params, num_tokens, my_rank):
     """Every thread records its place in the order."""
     ticket = atomic_add_relaxed_gpu_i32(params, 1)
-    syncwarp()
-    ticket = i32(ticket * 1000 + atomic_add_relaxed_gpu_i32(params, 1))
-    store_i32(params + u64(OUT + 4 * (thread_idx() + block_idx() * block_dim())), ticket)
+    device.syncwarp()
+    ticket = device.i32(ticket * 1000 + atomic_add_relaxed_gpu_i32(params, 1))
+    store_i32(params + u64(OUT + 4 * (thread_idx() + block_idx() * device.block_dim())), ticket)
 
 
 @pytest.mark.parametrize("racecheck", [False, True])
@@ -79,7 +60,7 @@ def test_who_acquires_what_it_has_seen_does_not_wait_for_others():
         if block_idx() == 1:
             while atomic_add_relaxed_gpu_i32(params + u64(32), 1) < 5000:
                 pass
-        elif ld_relaxed_gpu_i32(params) == ld_acquire_gpu_i32(params):
+        elif device.ld_relaxed_gpu_i32(params) == device.ld_acquire_gpu_i32(params):
             store_i32(params + u64(OUT), atomic_add_relaxed_gpu_i32(params + u64(32), 0))
 
     assert execute(looks_twice, grid=2, block=1, seed=None, racecheck=False)[OUT // 4] < 1000
@@ -89,8 +70,10 @@ def test_slow_ranks_are_slow():
     @kernel()
     def progress(params, num_tokens, my_rank):
         for _ in range(200):
-            atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
-        store_i32(params + u64(OUT + 4 * my_rank), atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0))
+            device.atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
+        store_i32(
+            params + u64(OUT + 4 * my_rank), device.atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0)
+        )
 
     def when_the_second_ended(seed):  # how far the first one was
         return execute(progress, ranks=2, block=1, seed=seed, slow_ranks=(0,), racecheck=False)[OUT // 4 + 1]
@@ -117,9 +100,9 @@ def test_ranks_run_at_the_same_time(seed):
     def ping_pong(params, num_tokens, my_rank):
         if thread_idx() == 0:
             for n in range(5):
-                while ld_acquire_sys_i32(params + u64(FLAG)) != 2 * n + my_rank:
+                while device.ld_acquire_sys_i32(params + u64(FLAG)) != 2 * n + my_rank:
                     pass
-                st_release_sys_i32(params + u64(FLAG), 2 * n + my_rank + 1)
+                device.st_release_sys_i32(params + u64(FLAG), 2 * n + my_rank + 1)
 
     assert execute(ping_pong, ranks=2, seed=seed)[0] == 10
 
@@ -129,7 +112,7 @@ def test_launches_of_a_stream_follow_one_another_and_hold_lets_streams_meet(seed
     @kernel()
     def appends(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            store_i32(params + u64(OUT + 4 * atomic_add_relaxed_sys_i32(params, 1)), num_tokens)
+            store_i32(params + u64(OUT + 4 * device.atomic_add_relaxed_sys_i32(params, 1)), num_tokens)
 
     machine = device.machine(1, seed=seed)
     buffer, stream = machine.alloc(4096, "words"), machine.stream()
@@ -161,10 +144,10 @@ def test_an_exception_drops_what_hold_holds_back():
 def test_time_is_counted_in_operations():
     @kernel()
     def clocks(params, num_tokens, my_rank):
-        start = globaltimer()
+        start = device.globaltimer()
         for _ in range(100):
             store_i32(params, 1)
-        store_u64(params + u64(OUT), globaltimer() - start)
+        device.store_u64(params + u64(OUT), device.globaltimer() - start)
 
     ns = execute(clocks, block=1, seed=None).view(np.uint64)[OUT // 8]
     assert 100 * 100 <= ns <= 110 * 100
@@ -174,8 +157,8 @@ def test_partial_warps():
     @kernel()
     def counts(params, num_tokens, my_rank):
         store_i32(params + u64(OUT + 4 * thread_idx()), device.warp_sum_i32(1) * 100 + device.popc(device.ballot(1)))
-        if lane_id() == 0:
-            store_i32(params + u64(FLAG + 4 * warp_id()), device.n_warps())
+        if device.lane_id() == 0:
+            store_i32(params + u64(FLAG + 4 * device.warp_id()), device.n_warps())
 
     got = execute(counts, block=70)
     assert got[:3].tolist() == [3, 3, 3]
