@@ -6,7 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
-from litmus import OUT, execute, line_of
+from litmus import OUT, blocks, execute, line_of, wait_for
 
 from epmoe import device
 from epmoe.device import ballot, kernel, ld_acquire_gpu_i32, load_i32, store_i32, syncthreads, thread_idx, u64
@@ -15,10 +15,9 @@ from epmoe.device.sim.threads import SimThread
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
 
 
-def hang(kernel, **options):
-    options.setdefault("racecheck", False)
+def hang(program, **options):
     with pytest.raises(DeadlockError) as caught:
-        execute(kernel, **options)
+        execute(program, racecheck=False, **options)
     return str(caught.value)
 
 
@@ -46,12 +45,8 @@ def test_a_flag_in_shared_memory():
         while device.shared_add_i32(flags, 2, 0) != 1:
             pass
 
-    text = hang(waits, seed=0, grid=2, block=1)
-    assert re.search(
-        r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank "
-        "0",
-        text,
-    )
+    said = r"blocks 0-1 thread 0 at .*: spins on shared array of test_hangs_are_reported.py:\d+\[2\] of rank 0"
+    assert re.search(said, hang(waits, seed=0, grid=2, block=1))
 
 
 def test_several_words_in_one_loop_and_a_clock():
@@ -71,11 +66,7 @@ def test_several_words_in_one_loop_and_a_clock():
 
 
 def test_expired_waits_that_do_not_end_are_still_a_deadlock():
-    @kernel()
-    def waits(params, num_tokens, my_rank):
-        while ld_acquire_gpu_i32(params) == 0:
-            pass
-
+    waits = blocks(lambda flag, data: wait_for(ld_acquire_gpu_i32, flag, 1))
     assert "flag[slot 0]" in hang(waits, block=1, expire_waits=True)
 
 
@@ -153,14 +144,12 @@ def test_blocks_that_are_not_resident_cannot_be_waited_for():
     def all_meet(params, num_tokens, my_rank):
         if thread_idx() == 0:
             device.red_add_release_gpu_i32(params, 1)
-            while ld_acquire_gpu_i32(params) != device.grid_dim():
-                pass
+            wait_for(ld_acquire_gpu_i32, params, device.grid_dim())
 
     @kernel()
     def later_waits_for_earlier(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            while ld_acquire_gpu_i32(params) != device.block_idx():
-                pass
+            wait_for(ld_acquire_gpu_i32, params, device.block_idx())
             device.red_add_release_gpu_i32(params, 1)
 
     for seed in range(3):
@@ -173,8 +162,7 @@ def test_blocks_that_are_not_resident_cannot_be_waited_for():
 def test_the_machine_can_be_used_after_a_hang():
     @kernel()
     def waits(params, num_tokens, my_rank):
-        while ld_acquire_gpu_i32(params) == 0:
-            pass
+        wait_for(ld_acquire_gpu_i32, params, 1)
         if thread_idx() == 0:
             store_i32(params + u64(OUT), 5)
 
@@ -215,8 +203,7 @@ def test_a_run_that_failed_keeps_none_of_its_threads(monkeypatch):
     @kernel()
     def waits(params, num_tokens, my_rank):
         if thread_idx() == 0:
-            while ld_acquire_gpu_i32(params) == 0:
-                pass
+            wait_for(ld_acquire_gpu_i32, params, 1)
         syncthreads()
 
     @kernel()

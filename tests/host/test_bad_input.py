@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel, refused
+from worlds_at_hand import BF16, batch, combine, config, parallel, refused
 
 from epmoe import EPValueError, ExpertParallel, LaunchConfig, LocalWorld
 
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"
 
-X, IDS, _ = batch(config())
+X, IDS, W = batch(config())
 
 
 def with_id(rank, token, slot, value):
@@ -55,20 +55,18 @@ DISPATCH = {
 
 
 @pytest.mark.parametrize("case", DISPATCH)
-def test_dispatch_names_the_place_and_launches_nothing(case):
+def test_dispatch_names_the_place_and_launches_nothing(case, ep):
     changed, said = DISPATCH[case]
-    with parallel(config()) as ep:
-        good = dict(input_tokens=X, topk_ids=IDS)
-        with refused(ep, said):
-            ep.dispatch(**good | changed)
-        ep.dispatch(**good)  # and the object is as usable as before
+    good = dict(input_tokens=X, topk_ids=IDS)
+    with refused(ep, said):
+        ep.dispatch(**good | changed)
+    ep.dispatch(**good)  # and the object is as usable as before
 
 
 @pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, 1e-60, 1e60, "1", [1.0]], ids=str)
-def test_input_scale_is_positive_and_finite(scale):
-    cfg = config()
-    with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_scale"):
-        ep.dispatch(*batch(cfg)[:2], input_scale=scale)
+def test_input_scale_is_positive_and_finite(scale, ep):
+    with pytest.raises(EPValueError, match="input_scale"):
+        ep.dispatch(X, IDS, input_scale=scale)
 
 
 COMBINE = {  # what the change makes of outputs, results of dispatch and weights
@@ -94,22 +92,20 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
 
 
 @pytest.mark.parametrize("case", COMBINE)
-def test_combine_names_the_place_and_launches_nothing(case):
+def test_combine_names_the_place_and_launches_nothing(case, ep):
     change, said = COMBINE[case]
     x, ids, weights = batch(config(), num_tokens=[4, 4])
-    with parallel(config()) as ep:
-        d = ep.dispatch(x, ids)
-        y = [a.trimmed().output_tokens.copy() for a in d]
-        with refused(ep, said):
-            ep.combine(*change(y, d, weights))
-        ep.combine(y, d, weights)
+    d = ep.dispatch(x, ids)
+    y = [a.trimmed().output_tokens.copy() for a in d]
+    with refused(ep, said):
+        ep.combine(*change(y, d, weights))
+    ep.combine(y, d, weights)
 
 
 def first_argument(token, col, value, a):
     return a
 
 
-W = batch(config())[2]
 FUNCTIONS = [
     (dict(epilogue=lambda t, c, v: v), "needs router weights"),
     (dict(router_weights=W, epilogue=lambda t, c: 0), "epilogue cannot be called"),
@@ -125,12 +121,12 @@ FUNCTIONS = [
 ]
 
 
-def test_functions_are_checked_before_the_launch():
-    with parallel(config()) as ep:
-        d = ep.dispatch(X, IDS)
-        for options, said in FUNCTIONS:
-            with refused(ep, said):
-                ep.combine([a.output_tokens for a in d], d, **options)
+def test_functions_are_checked_before_the_launch(ep):
+    d = ep.dispatch(X, IDS)
+    y = [a.output_tokens for a in d]
+    for options, said in FUNCTIONS:
+        with refused(ep, said):
+            ep.combine(y, d, **options)
 
 
 class Unreadable(np.ndarray):
@@ -139,23 +135,20 @@ class Unreadable(np.ndarray):
     __array_interface__ = ctypes = property(lambda self: 1 / 0)
 
 
-def test_after_an_error_before_the_launch_the_round_goes_on():
-    with parallel(config()) as ep:
-        with pytest.raises(ZeroDivisionError):
-            ep.dispatch([a.view(Unreadable) for a in X], IDS)
-        d = ep.dispatch(X, IDS)
-        y = [a.output_tokens for a in d]
-        with pytest.raises(ZeroDivisionError):
-            ep.combine(y, d, [a.view(Unreadable) for a in W])
-        ep.combine(y, d, W)
+def test_after_an_error_before_the_launch_the_round_goes_on(ep):
+    with pytest.raises(ZeroDivisionError):
+        ep.dispatch([a.view(Unreadable) for a in X], IDS)
+    d = ep.dispatch(X, IDS)
+    with pytest.raises(ZeroDivisionError):
+        combine(ep, d, [a.view(Unreadable) for a in W])
+    combine(ep, d, W)
 
 
 def test_a_shared_expert_needs_router_weights():
-    cfg = config(fused_shared_expert=True)
-    with parallel(cfg) as ep:
-        d = ep.dispatch(*batch(cfg)[:2])
+    with parallel(config(fused_shared_expert=True)) as ep:
+        d = ep.dispatch(X, IDS)
         with pytest.raises(EPValueError, match="fused_shared_expert.*router weights"):
-            ep.combine([a.output_tokens for a in d], d)
+            combine(ep, d)
 
 
 def test_what_is_no_launch_is_refused():
@@ -172,13 +165,10 @@ def test_a_launch_has_whole_numbers(name, value):
 
 @pytest.mark.parametrize("args", [1, "ab", np.ones(3), {}], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize("name", ["epilogue_args", "router_weights_args"])
-def test_arguments_of_functions_are_a_tuple(name, args):
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        d = ep.dispatch(x, ids)
-        with pytest.raises(EPValueError, match=rf"{name} is a .*{name}=\(a,\)"):
-            ep.combine([a.output_tokens for a in d], d, weights, **{name: args})
+def test_arguments_of_functions_are_a_tuple(name, args, ep):
+    d = ep.dispatch(X, IDS)
+    with pytest.raises(EPValueError, match=rf"{name} is a .*{name}=\(a,\)"):
+        combine(ep, d, W, **{name: args})
 
 
 def test_what_is_no_configuration_is_refused():
@@ -196,14 +186,18 @@ def test_what_a_variable_of_the_environment_cannot_mean_is_refused(monkeypatch, 
         LocalWorld(2)
 
 
-def test_a_region_that_is_not_there_is_refused_with_those_that_are():
-    with parallel(config()) as ep:
-        with pytest.raises(EPValueError, match="no region 'recv_count'; there are .*dispatch_recv_count.*reserved"):
-            ep.region("recv_count")
-        with pytest.raises(EPValueError, match="no region"):
-            ep.region(["A"])
-        with pytest.raises(EPValueError, match=r"rank=5 is not of this process, which has \[0, 1\]"):
-            ep.region("A", 5)
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["recv_count"], "no region 'recv_count'; there are .*dispatch_recv_count.*reserved"),
+        ([["A"]], "no region"),
+        (["A", 5], r"rank=5 is not of this process, which has \[0, 1\]"),
+    ],
+    ids=str,
+)
+def test_a_region_that_is_not_there_is_refused_with_those_that_are(given, said, ep):
+    with pytest.raises(EPValueError, match=said):
+        ep.region(*given)
 
 
 def test_world_and_configuration_have_the_same_ranks():
@@ -218,23 +212,16 @@ def test_a_world_has_a_rank_and_no_more_than_there_can_be_experts(n_ranks):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_garbage_ids_are_refused_and_nothing_is_written(seed):
-    cfg = config(n_experts=6, top_k=3)
+def test_random_garbage_ids_are_refused_and_nothing_is_written(seed, ep):
     rng = np.random.default_rng(seed)
     dtype = np.dtype(INTEGERS[seed % len(INTEGERS)])
-    ids = [rng.integers(0, 256, (4, 3 * dtype.itemsize), np.uint8).view(dtype) for _ in range(2)]
-    x = batch(cfg, num_tokens=[4, 4])[0]
-    with parallel(cfg) as ep, refused(ep, "rank 0"):
-        ep.dispatch(x, ids)
+    with refused(ep, "rank 0"):
+        ep.dispatch(X, [rng.integers(0, 256, (len(a), 2 * dtype.itemsize), np.uint8).view(dtype) for a in X])
 
 
-def test_every_integer_type_is_taken():
-    cfg = config(max_tokens_per_rank=2)
-    x, ids, _ = batch(cfg)
-    ids = [np.where(a < 0, 0, a) for a in ids]
-    ids = [np.where(np.arange(2) == 1, (a[:, :1] + 1) % 4, a) for a in ids]
-    for dtype in INTEGERS:
-        with parallel(cfg) as ep:
-            for of_rank, wanted in zip(ep.dispatch(x, [a.astype(dtype) for a in ids]), ids):
-                assert of_rank.topk_ids.dtype == np.int32
-                assert np.array_equal(of_rank.topk_ids, wanted)
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_every_integer_type_is_taken(dtype, ep):
+    ids = [(np.arange(len(a))[:, None] + [0, 1]) % 4 for a in X]
+    for of_rank, wanted in zip(ep.dispatch(X, [a.astype(dtype) for a in ids]), ids):
+        assert of_rank.topk_ids.dtype == np.int32
+        assert np.array_equal(of_rank.topk_ids, wanted)

@@ -2,10 +2,9 @@
 
 import signal
 
-import numpy as np
 import pytest
 from interruptions import Interruption, at_function_call, places
-from worlds_at_hand import batch, config, equal_round, parallel
+from worlds_at_hand import combine, config, equal_round, parallel
 
 from epmoe_ref.errors import EPStateError
 
@@ -34,10 +33,8 @@ def rounds_up_to(ep, call, x, ids, weights):
 @ON_BOTH
 @pytest.mark.parametrize("call, kind", [(call, Interruption) for call in CALLS] + [("dispatch", TimeoutError)])
 @pytest.mark.by_day(5)
-def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kind, device, tonight):
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg, timeout=2.0, racecheck=False) as ep:
+def test_a_call_that_was_interrupted_anywhere_is_named_and_reset_helps(call, kind, device, tonight, x, ids, weights):
+    with parallel(config(), timeout=2.0, racecheck=False) as ep:
         for _ in range(2 if device == "gpu" else 1):  # the first call on a GPU compiles
             ep.reset()
             function = rounds_up_to(ep, call, x, ids, weights)
@@ -71,32 +68,19 @@ def ctrl_c_interrupts():
 
 
 @pytest.mark.usefixtures("ctrl_c_interrupts")
-def test_ctrl_c_inside_a_kernel_of_the_simulator():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-
+def test_ctrl_c_inside_a_kernel_of_the_simulator(ep, x, ids, weights):
     values = []
 
     def epilogue(token, col, value):
         values.append(value)
-        if len(values) > cfg.n_ranks:  # so many are on trial, before the launch
+        if len(values) > ep.cfg.n_ranks:  # so many are on trial, before the launch
             signal.raise_signal(signal.SIGINT)
         return value
 
-    with parallel(cfg) as ep:
-        d = ep.dispatch(x, ids)
-        with pytest.raises(KeyboardInterrupt):
-            ep.combine([a.output_tokens for a in d], d, weights, epilogue)
-        with pytest.raises(EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"):
-            ep.dispatch(x, ids)
-        ep.reset()
-        equal_round(ep, x, ids, weights)
-
-
-def test_bad_arguments_interrupt_nothing():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        with pytest.raises(ValueError):
-            ep.dispatch(x, [np.full_like(a, 99) for a in ids])
-        equal_round(ep, x, ids, weights)
+    d = ep.dispatch(x, ids)
+    with pytest.raises(KeyboardInterrupt):
+        combine(ep, d, weights, epilogue)
+    with pytest.raises(EPStateError, match=r"combine was ended by KeyboardInterrupt.*reset\(\)"):
+        ep.dispatch(x, ids)
+    ep.reset()
+    equal_round(ep, x, ids, weights)

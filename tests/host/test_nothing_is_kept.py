@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from worlds_at_hand import batch, config, parallel
+from worlds_at_hand import batch, combine, config, parallel
 
 from epmoe import ExpertParallel, LocalWorld, PeerTimeout
 from epmoe.device.sim.memory import MEMORY
@@ -20,7 +20,7 @@ def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep
     for _ in range(2):
         ep = ExpertParallel(cfg, world)
         d = ep.dispatch(x, ids)
-        out = ep.combine([one.output_tokens for one in d], d, weights)
+        out = combine(ep, d, weights)
     want, n_rows = [a.copy() for a in out], [one.n_rows for one in d]
     gone = weakref.ref(ep)
     del ep
@@ -33,10 +33,8 @@ def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep
 
 
 @pytest.mark.parametrize("end", [ExpertParallel.close, lambda ep: None], ids=["closed", "gone"])
-def test_an_open_round_of_an_object_that_has_ended_still_has_its_rows(end):
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    ep = parallel(cfg)
+def test_an_open_round_of_an_object_that_has_ended_still_has_its_rows(end, x, ids):
+    ep = parallel(config())
     d = ep.dispatch(x, ids)
     end(ep)
     del ep
@@ -45,10 +43,8 @@ def test_an_open_round_of_an_object_that_has_ended_still_has_its_rows(end):
     assert all(len(one.trimmed().numpy().src_info) == one.n_rows for one in d)
 
 
-def test_what_kernels_had_recorded_is_raised_by_the_results():
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    ep = parallel(cfg)
+def test_what_kernels_had_recorded_is_raised_by_the_results(x, ids):
+    ep = parallel(config())
     d = ep.dispatch(x, ids)
     ep._engine.check = lambda: (_ for _ in ()).throw(PeerTimeout("a rank stayed away"))
     of_engine = ep._engine
@@ -59,26 +55,21 @@ def test_what_kernels_had_recorded_is_raised_by_the_results():
         d[0].numpy()
 
 
+def make(factor, offset):
+    def epilogue(token, col, value):
+        return value * factor + offset
+
+    return epilogue
+
+
 def test_functions_of_earlier_rounds_are_let_go(monkeypatch):
     monkeypatch.setattr(engine, "MOST_CALLS", 3)
     cfg = config(n_ranks=1, max_tokens_per_rank=1)
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         for i in range(8):
-
-            def epilogue(token, col, value, i=i):
-                return value + i
-
-            d = ep.dispatch(x, ids)
-            ep.combine([one.output_tokens for one in d], d, weights, epilogue)
+            combine(ep, ep.dispatch(x, ids), weights, make(1.0, i))
         assert len(ep._engine._calls) <= 3 + 2
-
-
-def make(factor, offset):
-    def epilogue(token, col, value):
-        return value * factor + offset
-
-    return epilogue
 
 
 def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch):

@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel, refused, same_bits
+from worlds_at_hand import BF16, batch, combine, config, parallel, refused, same_bits
 
 from epmoe import Dispatched, ExpertParallel
 from epmoe.check import compare_dispatched_world
@@ -52,7 +52,7 @@ def test_memory_is_lent_until_the_last_array_is_gone():
         def round_of(keep):
             d = ep.dispatch(x, ids)
             tokens = [a.output_tokens[:2] for a in d]
-            out = ep.combine([a.output_tokens for a in d], d, weights)
+            out = combine(ep, d, weights)
             return (tokens, out) if keep else None
 
         round_of(False)
@@ -70,50 +70,41 @@ def test_memory_is_lent_until_the_last_array_is_gone():
     assert same_bits(second[1], first[1]), "and outlive the ExpertParallel"
 
 
-def test_results_go_into_arrays_of_the_caller():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        tokens = [np.zeros((ep.capacity, 16), BF16) for _ in range(2)]
-        offsets = [np.zeros(3, np.uint32) for _ in range(2)]
-        into = [Dispatched(t, None, None, o, *[None] * 4, 0) for t, o in zip(tokens, offsets)]
-        d = ep.dispatch(x, ids, out=into)
-        for a, t, o in zip(d, tokens, offsets):
-            assert a.output_tokens is t and a.row_offsets is o
-        outs = [np.zeros((len(a), 16), BF16) for a in x]
-        given = ep.combine(tokens, d, weights, out=outs)
-        assert all(a is b for a, b in zip(given, outs))
-        fresh = ep.dispatch(x, ids)
-        assert not compare_dispatched_world(cfg, d, fresh)
-        assert same_bits(outs, ep.combine([a.output_tokens for a in fresh], fresh, weights))
-        assert any(a.any() for a in outs)
+def test_results_go_into_arrays_of_the_caller(ep, x, ids, weights):
+    tokens = [np.zeros((ep.capacity, 16), BF16) for _ in range(2)]
+    offsets = [np.zeros(3, np.uint32) for _ in range(2)]
+    into = [Dispatched(t, None, None, o, *[None] * 4, 0) for t, o in zip(tokens, offsets)]
+    d = ep.dispatch(x, ids, out=into)
+    for a, t, o in zip(d, tokens, offsets):
+        assert a.output_tokens is t and a.row_offsets is o
+    outs = [np.zeros((len(a), 16), BF16) for a in x]
+    given = ep.combine(tokens, d, weights, out=outs)
+    assert all(a is b for a, b in zip(given, outs))
+    fresh = ep.dispatch(x, ids)
+    assert not compare_dispatched_world(ep.cfg, d, fresh)
+    assert same_bits(outs, combine(ep, fresh, weights))
+    assert any(a.any() for a in outs)
 
 
-def test_wrong_arrays_of_the_caller_are_refused():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        short = [Dispatched(np.zeros((3, 16), BF16), *[None] * 7, 0)] * 2
-        said = r"out: output_tokens of rank 0 is bfloat16 \(3, 16\)"
-        with refused(ep, said):
-            ep.dispatch(x, ids, out=short)
-        scales = [Dispatched(None, np.zeros(1, np.float32), *[None] * 6, 0)] * 2
-        with refused(ep, "output_scales.*'bf16' does not produce"):
-            ep.dispatch(x, ids, out=scales)
-        d = ep.dispatch(x, ids, out=None)
-        y = [a.output_tokens for a in d]
-        with refused(ep, "out: output_tokens of rank 0 is float32"):
-            ep.combine(y, d, weights, out=[np.zeros((len(a), 16), np.float32) for a in x])
-        frozen = [np.zeros((len(a), 16), BF16) for a in x]
-        frozen[1].flags.writeable = False
-        with refused(ep, "rank 1 is read-only"):
-            ep.combine(y, d, weights, out=frozen)
-        ep.combine(y, d, weights)
+def test_wrong_arrays_of_the_caller_are_refused(ep, x, ids, weights):
+    short = [Dispatched(np.zeros((3, 16), BF16), *[None] * 7, 0)] * 2
+    with refused(ep, r"out: output_tokens of rank 0 is bfloat16 \(3, 16\)"):
+        ep.dispatch(x, ids, out=short)
+    scales = [Dispatched(None, np.zeros(1, np.float32), *[None] * 6, 0)] * 2
+    with refused(ep, "output_scales.*'bf16' does not produce"):
+        ep.dispatch(x, ids, out=scales)
+    d = ep.dispatch(x, ids, out=None)
+    with refused(ep, "out: output_tokens of rank 0 is float32"):
+        combine(ep, d, weights, out=[np.zeros((len(a), 16), np.float32) for a in x])
+    frozen = [np.zeros((len(a), 16), BF16) for a in x]
+    frozen[1].flags.writeable = False
+    with refused(ep, "rank 1 is read-only"):
+        combine(ep, d, weights, out=frozen)
+    combine(ep, d, weights)
 
 
-def test_memory_is_planned_before_and_counted_after():
-    cfg = config()
-    plan = ExpertParallel.plan(cfg)
+def test_memory_is_planned_before_and_counted_after(ep, x, ids, weights):
+    plan = ExpertParallel.plan(ep.cfg)
     rows = {row.buffer: row for row in plan}
     message = 32 + 16 + 16  # payload, src_info and topk_info, each padded to 16 bytes
     assert rows["dispatch_recv_buf"].planned_bytes == 2 * 2 * 4 * message
@@ -121,18 +112,15 @@ def test_memory_is_planned_before_and_counted_after():
     assert rows["combine_recv_buf"].planned_bytes == 4 * 2 * 32
     assert rows["ep_counters"].planned_bytes == 4 * (8 * 4 + 12)
     assert plan.allocated_bytes == 0 and plan.planned_bytes > 0
-    with parallel(cfg) as ep:
-        assert {row.buffer for row in ep.memory()} >= set(rows)
-        assert ep.memory().planned_bytes == plan.planned_bytes
-        x, ids, weights = batch(cfg)
-        d = ep.dispatch(x, ids)
-        ep.combine([a.output_tokens for a in d], d, weights)
-        used = {row.buffer: row.allocated_bytes for row in ep.memory()}
-        assert used["dispatch result"] == rows["dispatch result"].planned_bytes
-        assert used["unreduced combine result"] == 0
-        lines = str(ep.memory()).splitlines()
-        assert lines[0].split() == ["bytes", "of", "one", "rank", "planned", "allocated"]
-        assert lines[-1].startswith("total")
+    assert {row.buffer for row in ep.memory()} >= set(rows)
+    assert ep.memory().planned_bytes == plan.planned_bytes
+    combine(ep, ep.dispatch(x, ids), weights)
+    used = {row.buffer: row.allocated_bytes for row in ep.memory()}
+    assert used["dispatch result"] == rows["dispatch result"].planned_bytes
+    assert used["unreduced combine result"] == 0
+    lines = str(ep.memory()).splitlines()
+    assert lines[0].split() == ["bytes", "of", "one", "rank", "planned", "allocated"]
+    assert lines[-1].startswith("total")
 
 
 def test_the_reference_sorts_the_kernels_rows():

@@ -1,37 +1,28 @@
 """dispatch, combine, dispatch, combine: other orders are refused with reasons; after a timeout only reset() helps."""
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from worlds_at_hand import batch, config, equal_combine, equal_dispatch, equal_round, parallel, regions
+from worlds_at_hand import batch, combine, config, equal_combine, equal_dispatch, equal_round, parallel, regions
 
 from epmoe import EPError, EPValueError, LaunchConfig, PeerTimeout
 from epmoe.host.engine import KERNELS
 from epmoe_ref.errors import DeadlockError, EPStateError
 
 
-@pytest.fixture
-def at_hand():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        yield ep, x, ids, weights
-
-
-def test_two_dispatches_in_a_row_are_refused_with_the_reason(at_hand):
-    ep, x, ids, weights = at_hand
+def test_two_dispatches_in_a_row_are_refused_with_the_reason(ep, x, ids, weights):
     d = ep.dispatch(x, ids)
     with pytest.raises(EPStateError, match="combine it first.*overwrite messages"):
         ep.dispatch(x, ids)
     with pytest.raises(EPStateError, match="combine it first"):
         ep.dispatch_async(x, ids)
-    ep.combine([a.output_tokens for a in d], d, weights)  # the open round is unharmed
+    combine(ep, d, weights)  # the open round is unharmed
     ep.dispatch(x, ids)
 
 
-def test_waits_need_their_async(at_hand):
-    ep, x, ids, weights = at_hand
+def test_waits_need_their_async(ep, x, ids, weights):
     with pytest.raises(EPStateError, match="no dispatch is open"):
         ep.dispatch_wait()
     with pytest.raises(EPStateError, match="no dispatch is open"):
@@ -43,60 +34,48 @@ def test_waits_need_their_async(at_hand):
     for wait, given in ((ep.dispatch_wait, ()), (ep.combine_wait, (weights,))):
         with pytest.raises(EPStateError, match=r"combine_async was not called: call combine_async \(or combine\) next"):
             wait(*given)
-    y = [a.output_tokens for a in d]
-    ep.combine_async(y, d)
+    ep.combine_async([a.output_tokens for a in d], d)
     with pytest.raises(EPStateError, match="call combine_wait next"):
-        ep.combine(y, d, weights)
+        combine(ep, d, weights)
     ep.combine_wait(weights)
     with pytest.raises(EPStateError, match="no dispatch is open"):
-        ep.combine(y, d, weights)
+        combine(ep, d, weights)
 
 
-def test_a_dispatched_of_an_earlier_round_is_refused(at_hand):
-    ep, x, ids, weights = at_hand
+def test_a_dispatched_of_an_earlier_round_is_refused(ep, x, ids, weights):
     old = ep.dispatch(x, ids)
-    ep.combine([a.output_tokens for a in old], old, weights)
-    new = ep.dispatch(x, ids)
+    combine(ep, old, weights)
+    y = [a.output_tokens for a in ep.dispatch(x, ids)]
     for given, name in ((old, "Dispatched of another round or rank"), ([None, None], "NoneType")):
         with pytest.raises(EPError, match=f"rank 0 was given a {name}; it needs"):
-            ep.combine([a.output_tokens for a in new], given, weights)
+            ep.combine(y, given, weights)
 
 
-def test_split_and_fused_calls_mix(at_hand):
-    ep, x, ids, weights = at_hand
-    for dispatch_split in (False, True):
-        for combine_split in (False, True):
-            if dispatch_split:
-                ep.dispatch_async(x, ids)
-                d = ep.dispatch_wait()
-            else:
-                d = ep.dispatch(x, ids)
-            y = [a.output_tokens for a in d]
-            if combine_split:
-                ep.combine_async(y, d)
-                out = ep.combine_wait(weights)
-            else:
-                out = ep.combine(y, d, weights)
-            equal_combine(ep.cfg, out, equal_dispatch(ep.cfg, d, x, ids), weights)
+def test_split_and_fused_calls_mix(ep, x, ids, weights):
+    for dispatch_split, combine_split in product((False, True), repeat=2):
+        if dispatch_split:
+            ep.dispatch_async(x, ids)
+        d = ep.dispatch_wait() if dispatch_split else ep.dispatch(x, ids)
+        if combine_split:
+            ep.combine_async([a.output_tokens for a in d], d)
+        out = ep.combine_wait(weights) if combine_split else combine(ep, d, weights)
+        equal_combine(ep.cfg, out, equal_dispatch(ep.cfg, d, x, ids), weights)
 
 
-def test_after_a_round_all_regions_are_as_before(at_hand):
-    ep, x, ids, weights = at_hand
+def test_after_a_round_all_regions_are_as_before(ep, x, ids, weights):
     free = "dispatch_recv_buf", "combine_recv_buf", "dispatch_send_buf", "clean_topk_ids", "B", "C"
     before = regions(ep)
-    d = ep.dispatch(x, ids)
-    ep.combine([a.output_tokens for a in d], d, weights)
+    combine(ep, ep.dispatch(x, ids), weights)
     after = regions(ep)
     assert all(np.array_equal(after[key], before[key]) for key in before if key[0] not in free)
 
 
 def test_a_refused_launch_changes_nothing():
     cfg = config(max_tokens_per_rank=12)  # fewer get as many blocks as they have use for
-    x, ids, weights = batch(cfg)
     with parallel(cfg, launch=LaunchConfig(n_sms=1000)) as ep:
         for _ in range(2):
             with pytest.raises(EPValueError, match="grid=1000.*resident"):
-                ep.dispatch(x, ids)
+                ep.dispatch(*batch(cfg)[:2])
 
 
 class WithoutDispatchOf:
@@ -150,10 +129,8 @@ def test_a_silent_rank_is_named_and_reset_helps(name):
         equal_round(ep, x, ids, weights)
 
 
-def test_a_deadlock_that_the_simulator_proves_is_reported_at_once():
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    with parallel(cfg, _factories=WithoutDispatchOf(1), fused=False) as ep:
+def test_a_deadlock_that_the_simulator_proves_is_reported_at_once(x, ids):
+    with parallel(config(), _factories=WithoutDispatchOf(1), fused=False) as ep:
         ep.dispatch_async(x, ids)
         with pytest.raises(DeadlockError, match="recv_count"):
             ep.dispatch_wait()

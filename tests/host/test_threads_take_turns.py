@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from worlds_at_hand import batch, config, parallel
+from worlds_at_hand import combine, same_bits
 
 from epmoe import LocalWorld, fused_a2a
 from epmoe_ref.errors import EPStateError
@@ -19,46 +19,31 @@ def in_a_thread(call):
     return f"{type(error).__name__}: {error}"
 
 
-def test_calls_inside_a_call_are_refused():
-    cfg = config()
-    x, ids, weights = batch(cfg)
+def test_calls_inside_a_call_are_refused(ep, x, ids, weights):
     said = []
 
-    with parallel(cfg) as ep:
+    def epilogue(token, col, value):
+        if not said:
+            said.extend(in_a_thread(call) for call in (lambda: ep.dispatch(x, ids), ep.reset))
+        return value
 
-        def epilogue(token, col, value):
-            if not said:
-                calls = (lambda: ep.dispatch(x, ids), ep.reset)
-                said.extend(in_a_thread(call) for call in calls)
-            return value
-
-        d = ep.dispatch(x, ids)
-        y = [a.output_tokens for a in d]
-        out = ep.combine(y, d, weights, epilogue)
-        for s, name in zip(said, ("dispatch", "reset")):
-            assert f"EPStateError: {name}: {UNDER_WAY}" in s
-        d = ep.dispatch(x, ids)
-        y = [a.output_tokens for a in d]
-        assert [a.tobytes() for a in ep.combine(y, d, weights)] == [a.tobytes() for a in out]
+    out = combine(ep, ep.dispatch(x, ids), weights, epilogue)
+    for s, name in zip(said, ("dispatch", "reset")):
+        assert f"EPStateError: {name}: {UNDER_WAY}" in s
+    assert same_bits(combine(ep, ep.dispatch(x, ids), weights), out)
 
 
-def test_a_function_that_calls_is_refused():
-    cfg = config()
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        d = ep.dispatch(x, ids)
-        y = [a.output_tokens for a in d]
-        with pytest.raises(EPStateError, match=UNDER_WAY):
-            ep.combine(y, d, weights, lambda token, col, value: ep.dispatch(x, ids))
+def test_a_function_that_calls_is_refused(ep, x, ids, weights):
+    d = ep.dispatch(x, ids)
+    with pytest.raises(EPStateError, match=UNDER_WAY):
+        combine(ep, d, weights, lambda token, col, value: ep.dispatch(x, ids))
 
 
-def test_rows_from_two_threads_at_once_are_refused(monkeypatch):
-    cfg = config()
-    x, ids, _ = batch(cfg)
+def test_rows_from_two_threads_at_once_are_refused(monkeypatch, x, ids):
     world, probs, said = LocalWorld(2), [np.ones(a.shape, np.float32) for a in ids], []
 
     def dispatch():
-        return fused_a2a.fused_dispatch(x, ids, probs, cfg.n_experts, world)
+        return fused_a2a.fused_dispatch(x, ids, probs, 4, world)
 
     want = [a.tobytes() for a in dispatch()[0]]
     launch = world.machine.launch

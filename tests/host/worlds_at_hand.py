@@ -87,11 +87,15 @@ def equal_combine(cfg, out, want, weights):
     assert not found, report(found)
 
 
+def combine(ep, d, weights=None, *functions, **options):
+    """What combine makes of the dispatched rows as they are."""
+    return ep.combine([a.output_tokens for a in d], d, weights, *functions, **options)
+
+
 def equal_round(ep, x, ids, weights):
     """A round whose experts are the identity is the reference's."""
     d = ep.dispatch(x, ids)
-    out = ep.combine([a.output_tokens for a in d], d, weights)
-    equal_combine(ep.cfg, out, equal_dispatch(ep.cfg, d, x, ids), weights)
+    equal_combine(ep.cfg, combine(ep, d, weights), equal_dispatch(ep.cfg, d, x, ids), weights)
 
 
 def same_bits(some, others):
