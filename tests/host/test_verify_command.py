@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from commands_shown import SMALL, SMALL_BUT_EXPERTS, shown
 from rich.console import Console
-from worlds_at_hand import config
+from worlds_at_hand import OtherStart, config
 
-from epmoe import LocalWorld, routing
+from epmoe import LocalWorld, kernels, routing
 from epmoe.kernels.pairs import peers
 from epmoe.verify import command as verify
 from epmoe.verify import one_token, pictures
@@ -113,37 +113,15 @@ def test_every_option_verifies(capsys, argv):
     assert status == 0 and "PASS" in out.out, out.out + out.err
 
 
-class Forgetful:
-    """The kernels, but combine_wait is told that all tokens came without their last slot's weight."""
-
-    def __getattr__(self, name):
-        from epmoe import kernels
-
-        made = getattr(kernels, name)
-        if name != "combine_wait_kernel":
-            return made
-
-        def factory(cfg, *args, **options):
-            call = made(cfg, *args, **options)
-
-            prepared = call.prepared
-
-            def wrong(wanted):
-                launch = prepared(wanted)
-                weights = np.full((wanted.num_tokens, cfg.top_k), 2, np.float32)
-                address = wanted.machine.adopt(weights, "wrong weights", wanted.my_rank)
-                start = launch.start
-                launch.start = lambda *words: start(*words[:5], address)
-                return launch
-
-            call.prepared = wrong
-            return call
-
-        return factory
+def with_wrong_weights(launch, cfg, wanted, words):
+    """Start a combine_wait with router weights of 2."""
+    weights = np.full((wanted.num_tokens, cfg.top_k), 2, np.float32)
+    launch.start(*words[:5], wanted.machine.adopt(weights, "wrong weights", wanted.my_rank))
 
 
 def test_a_wrong_kernel_fails_with_the_first_difference(capsys, monkeypatch):
-    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, _factories=Forgetful()))
+    wrong = OtherStart(kernels, "combine_wait_kernel", with_wrong_weights)
+    monkeypatch.setattr(verify, "rounds_of", functools.partial(verify.rounds_of, _factories=wrong))
     status, out = shown(capsys, *SMALL)
     assert status == 1 and "FAIL" in out.out
     assert "combine DIFFERS" in out.out and "dispatch equal" in out.out

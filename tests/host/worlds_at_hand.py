@@ -1,6 +1,7 @@
 """Small configurations and inputs for the tests of the host side; what is refused, and what equals the reference."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import ml_dtypes
@@ -96,6 +97,29 @@ def equal_round(ep, x, ids, weights):
     """A round whose experts are the identity is the reference's."""
     d = ep.dispatch(x, ids)
     equal_combine(ep.cfg, combine(ep, d, weights), equal_dispatch(ep.cfg, d, x, ids), weights)
+
+
+class OtherStart:
+    """Kernels, one of which begins with start(its launch, cfg, what was wanted, the words that it would start with)."""
+
+    def __init__(self, kernels, name, start):
+        self.kernels, self.name, self.start = kernels, name, start
+
+    def __getattr__(self, name):
+        made = getattr(self.kernels, name)
+
+        def factory(cfg, *arguments, **options):
+            call = made(cfg, *arguments, **options)
+            prepared = call.prepared
+
+            def changed(wanted):
+                launch = prepared(wanted)
+                return SimpleNamespace(start=lambda *words: self.start(launch, cfg, wanted, words))
+
+            call.prepared = changed
+            return call
+
+        return factory if name == self.name else made
 
 
 def same_bits(some, others):
