@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from worlds_at_hand import batch, config, parallel
+from worlds_at_hand import combine, equal_combine, equal_dispatch, equal_round, parallel
 
 from epmoe import ExpertParallel, device, fused_a2a
 from epmoe.worlds.exchange import Exchange
@@ -39,39 +39,28 @@ def said_in_child(*calls):
     return said
 
 
-def a_round(ep, x, ids, weights):
-    d = ep.dispatch(x, ids)
-    y = [np.ones((one.n_rows, ep.cfg.hidden), x[0].dtype) for one in d]
-    return [out.tobytes() for out in ep.combine(y, d, weights)]
-
-
-def test_a_forked_child_is_refused_and_the_parent_goes_on():
-    cfg = config()
-    x, ids, weights = batch(cfg)
+def test_a_forked_child_is_refused_and_the_parent_goes_on(ep, x, ids, weights):
     probs = [np.ones(a.shape, np.float32) for a in ids]
 
     def own_world():
-        with parallel(cfg) as own:
-            assert a_round(own, x, ids, weights) == want
+        with parallel(ep.cfg) as own:
+            equal_round(own, x, ids, weights)
 
-    with parallel(cfg) as ep:
-        want = a_round(ep, x, ids, weights)
-        d = ep.dispatch(x, ids)
-        y = [np.ones((one.n_rows, cfg.hidden), x[0].dtype) for one in d]
-        *refused, by_own = said_in_child(
-            lambda: ep.combine(y, d, weights),
-            ep.reset,
-            lambda: ExpertParallel(cfg, ep.world),
-            lambda: fused_a2a.fused_dispatch(x, ids, probs, cfg.n_experts, ep.world),
-            ep.close,
-            own_world,
-        )
-        assert by_own == ""
-        for said in refused:
-            assert said.startswith("EPStateError: this process (") and (
-                "was forked from the one that made the world" in said and "Make a world in this process" in said
-            ), said
-        assert [out.tobytes() for out in ep.combine(y, d, weights)] == want
+    d = ep.dispatch(x, ids)
+    *refused, by_own = said_in_child(
+        lambda: combine(ep, d, weights),
+        ep.reset,
+        lambda: ExpertParallel(ep.cfg, ep.world),
+        lambda: fused_a2a.fused_dispatch(x, ids, probs, ep.cfg.n_experts, ep.world),
+        ep.close,
+        own_world,
+    )
+    assert by_own == ""
+    for said in refused:
+        assert said.startswith("EPStateError: this process (") and (
+            "was forked from the one that made the world" in said and "Make a world in this process" in said
+        ), said
+    equal_combine(ep.cfg, combine(ep, d, weights), equal_dispatch(ep.cfg, d, x, ids), weights)
 
 
 def test_a_forked_child_sends_no_message_for_its_rank():

@@ -22,12 +22,21 @@ def arrays(x, hidden, spread=1):
     return [[np.zeros((len(t), hidden * spread), dtype)[:, ::spread] for t in x] for dtype in (np.float32, np.int32)]
 
 
-def run(where, cfg, x, ids, ep=None, **options):
-    """What combine returns."""
+CFG = config()
+X, IDS, WEIGHTS = batch(CFG, 1, [4, 2])
+
+
+def parallel_of(where):
+    return parallel(CFG, kernels=None if where == "reference" else where)
+
+
+def run(where, ep, **options):
+    """What the reference's combine returns, or that of ep."""
+    options = {"router_weights": WEIGHTS, **options}
     if where == "reference":
-        d = epmoe_ref.dispatch(cfg, x, ids)
-        return epmoe_ref.combine(cfg, scaled_rows(d, 0.5), d, **options)
-    d = ep.dispatch(x, ids)
+        d = epmoe_ref.dispatch(CFG, X, IDS)
+        return epmoe_ref.combine(CFG, scaled_rows(d, 0.5), d, **options)
+    d = ep.dispatch(X, IDS)
     return ep.combine(scaled_rows(d, 0.5), d, **options)
 
 
@@ -59,22 +68,17 @@ def test_an_output_lambda_stores_what_the_reference_stores_and_once(kernels, fus
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_ranks_may_store_into_one_array(kernels):
-    cfg = config()
-    x, ids, weights = batch(cfg, 5, [3, 4])
     # its elements are copied and come back
     shared = np.zeros((2, 4 * 16 + 1), np.float32)[:, 1:].T[::-1].T[:, ::-1]
 
     def own(token, col, value, table, rank):
         table[rank, token * 16 + col] = value
 
-    with parallel(cfg, kernels=kernels) as ep:
-        d = ep.dispatch(x, ids)
-        y = scaled_rows(d, 0.5)
-        ep.combine(y, d, weights, elementwise_lambda_fn=own, epilogue_args=(shared, [0, 1]))
-        d = ep.dispatch(x, ids)
-        want = ep.combine(scaled_rows(d, 0.5), d, weights)
+    with parallel_of(kernels) as ep:
+        run(kernels, ep, elementwise_lambda_fn=own, epilogue_args=(shared, [0, 1]))
+        want = run(kernels, ep)
     for rank in range(2):
-        stored = shared[rank, : len(x[rank]) * 16].reshape(-1, 16)
+        stored = shared[rank, : len(X[rank]) * 16].reshape(-1, 16)
         assert np.array_equal(stored, np.asarray(want[rank], np.float32))
 
 
@@ -93,56 +97,48 @@ WRONG = {"nothing": None, "a str": "1", "a list": [1.0], "a complex": 1j, "of sh
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("what", ["epilogue", "router_weights"])
 def test_a_value_function_that_returns_no_number_is_refused(what, wrong, where):
-    cfg = config()
-    x, ids, weights = batch(cfg, 1, [4, 2])
-    options = {"router_weights": weights, what: returning(WRONG[wrong])}
-    with parallel(cfg, kernels=None if where == "reference" else where) as ep:
+    with parallel_of(where) as ep:
         with pytest.raises(EPValueError, match=what):
-            run(where, cfg, x, ids, ep, **options)
+            run(where, ep, **{what: returning(WRONG[wrong])})
         if where != "reference":  # nothing was launched: the round goes on
             assert ep._rounds.state == "dispatched"
 
 
 def test_tensors_are_arguments_as_arrays_are():
     torch = pytest.importorskip("torch")
-    x, ids, weights = batch(config(), 1, [4, 2])
     options = dict(
         router_weights=lambda token, k, table: table[token, k],
         epilogue=lambda token, col, value, bias: add_rn(value, bias[col]),
     )
     made = []
     for of in np.asarray, torch.from_numpy:
-        args = [of(w) for w in weights], of(np.ones(16, np.float32))
-        options |= dict(router_weights_args=args[:1], epilogue_args=args[1:])
-        with parallel(config()) as ep:
-            made.append(run("kernels", config(), x, ids, ep, **options))
+        options["router_weights_args"] = ([of(w) for w in WEIGHTS],)
+        options["epilogue_args"] = (of(np.ones(16, np.float32)),)
+        with parallel(CFG) as ep:
+            made.append(run("plain", ep, **options))
     assert all(np.array_equal(a, b) for a, b in zip(*made))
 
 
 @pytest.mark.parametrize("wrong", [None, "1", 1j])
 def test_an_input_scale_that_is_no_number_is_refused(wrong):
     cfg = config(hidden=64, token_format="nvfp4")
-    x, ids, _ = batch(cfg, 1, [4, 2])
     with parallel(cfg) as ep, pytest.raises(EPValueError, match="input_scale"):
-        ep.dispatch(x, ids, returning(wrong))
+        ep.dispatch(*batch(cfg)[:2], returning(wrong))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels):
-    cfg = config()
-    x, ids, weights = batch(cfg, 1, [4, 2])
-
     def sometimes(token, col, value):
         if token < 2:
             return value
 
-    with parallel(cfg, kernels=kernels) as ep:
+    with parallel_of(kernels) as ep:
         with pytest.raises(EPValueError, match="epilogue sometimes returns nothing"):
-            run("kernels", cfg, x, ids, ep, router_weights=weights, epilogue=sometimes)
+            run(kernels, ep, epilogue=sometimes)
         with pytest.raises(EPStateError, match="reset"):
-            ep.dispatch(x, ids)
+            ep.dispatch(X, IDS)
         ep.reset()
-        run("kernels", cfg, x, ids, ep, router_weights=weights)
+        run(kernels, ep)
 
 
 @pytest.mark.parametrize("where", HERE)
@@ -157,25 +153,19 @@ def test_a_function_that_returns_nothing_for_some_tokens_ends_the_round(kernels)
     ids=["returns a value", "takes more", "with an epilogue", "without weights"],
 )
 def test_what_is_no_output_lambda_is_refused(options, told, where):
-    cfg = config()
-    x, ids, weights = batch(cfg, 1, [4, 2])
-    kernels = None if where == "reference" else where
-    with parallel(cfg, kernels=kernels) as ep, pytest.raises(EPValueError, match=told):
-        run(where, cfg, x, ids, ep, **{"router_weights": weights, **options})
+    with parallel_of(where) as ep, pytest.raises(EPValueError, match=told):
+        run(where, ep, **options)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_a_read_only_array_is_not_stored_into(kernels):
-    cfg = config()
-    x, ids, weights = batch(cfg, 1, [4, 2])
     table = np.zeros((4, 16), np.float32)
     table.flags.writeable = False
 
     def write(token, col, value, table):
         table[token, col] = value
 
-    options = dict(elementwise_lambda_fn=write, epilogue_args=(table,))
-    with parallel(cfg, kernels=kernels) as ep:
+    with parallel_of(kernels) as ep:
         with pytest.raises((TypeError, OutOfBoundsError), match="read-only"):
-            run("kernels", cfg, x, ids, ep, router_weights=weights, **options)
+            run(kernels, ep, elementwise_lambda_fn=write, epilogue_args=(table,))
     assert not table.any()
