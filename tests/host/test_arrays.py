@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from worlds_at_hand import BF16, batch, config, parallel
+from worlds_at_hand import BF16, config, equal_round, parallel
 
 from epmoe import DeviceArray, EPValueError
 from epmoe.host.arrays import Field, first, peek, to_numpy, view
+from epmoe.host.dlpack import capsule
 
 
 class WithDlpack:
@@ -58,31 +59,24 @@ def test_cuda_array_interface_is_read_without_a_gpu():
     assert view(OnGpu((2, 8), "<f4", strides=(64, 4)), "x").strides is not None
 
 
-def test_gpu_memory_in_the_simulator_is_refused_with_the_remedy():
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    said = "input_tokens of rank 0 is in GPU memory.*simulator.*doctor"
-    with parallel(cfg) as ep, pytest.raises(EPValueError, match=said):
+def test_gpu_memory_in_the_simulator_is_refused_with_the_remedy(ep, x, ids):
+    with pytest.raises(EPValueError, match="input_tokens of rank 0 is in GPU memory.*simulator.*doctor"):
         ep.dispatch([OnGpu((4, 16), "<V2"), x[1]], ids)
 
 
-def test_strided_and_unaligned_host_arrays_are_taken():
-    cfg = config(max_tokens_per_rank=2)
-    x, ids, weights = batch(cfg)
-    with parallel(cfg) as ep:
-        want = ep.dispatch(x, ids)
-        expected = ep.combine([d.output_tokens for d in want], want, weights)
-        wide = [np.repeat(a, 2, axis=1)[:, ::2] for a in x]
-        shifted = []
-        for a in wide:
-            raw = np.empty(a.nbytes + 17, np.uint8)
-            raw[1 : 1 + a.nbytes] = np.ascontiguousarray(a).view(np.uint8).ravel()
-            shifted.append(raw[1 : 1 + a.nbytes].view(BF16).reshape(a.shape))
-        for tokens in (wide, shifted):
-            d = ep.dispatch(tokens, [np.asfortranarray(a) for a in ids])
-            y, given = [a.output_tokens for a in d], [np.asfortranarray(w) for w in weights]
-            out = ep.combine(y, d, given)
-            assert all(np.array_equal(a, b) for a, b in zip(out, expected))
+def strided(a):
+    return np.repeat(a, 2, axis=1)[:, ::2]
+
+
+def shifted(a):
+    """Its copy at an odd address."""
+    raw = np.frombuffer(b"?" + a.tobytes(), np.uint8)
+    return raw[1:].view(a.dtype).reshape(a.shape)
+
+
+@pytest.mark.parametrize("laid", [strided, shifted])
+def test_strided_and_unaligned_host_arrays_are_taken(laid, ep, x, ids, weights):
+    equal_round(ep, [laid(a) for a in x], *([np.asfortranarray(a) for a in of] for of in (ids, weights)))
 
 
 def test_one_array_may_be_given_for_several_ranks():
@@ -128,28 +122,21 @@ def test_device_arrays_name_bf16_in_the_cuda_array_interface():
 def test_a_dlpack_capsule_holds_the_owner_until_it_is_gone():
     a = np.arange(12, dtype=np.float32).reshape(3, 4)
     before = sys.getrefcount(a)
-    d = made(a)
 
     class OnHost:
-        def __init__(self, of):
-            self.of = of
-
         def __dlpack__(self, **_):
-            from epmoe.host.dlpack import capsule
-
-            return capsule(a.ctypes.data, (3, 4), None, a.dtype, (1, 0), self.of)
+            return capsule(a.ctypes.data, (3, 4), None, a.dtype, (1, 0), a)
 
         def __dlpack_device__(self):
             return (1, 0)
 
-    taken = np.from_dlpack(OnHost(a))
+    taken = np.from_dlpack(OnHost())
     assert np.array_equal(taken, a) and taken.ctypes.data == a.ctypes.data
     assert sys.getrefcount(a) > before
-    del taken, d
+    del taken
     gc.collect()
     assert sys.getrefcount(a) == before
-    unused = OnHost(a).__dlpack__()
-    del unused
+    OnHost().__dlpack__()  # used by nobody
     gc.collect()
     assert sys.getrefcount(a) == before
 
@@ -173,8 +160,7 @@ def test_tensors_without_plain_memory_are_refused(kind):
 def test_forms_of_device_arrays_differ_by_gpu():
     forms = set()
     for ordinal in (0, 1):
-        machine = SimpleNamespace(ordinal=ordinal)
-        loan = SimpleNamespace(base=256, lender=SimpleNamespace(machine=machine))
+        loan = SimpleNamespace(base=256, lender=SimpleNamespace(machine=SimpleNamespace(ordinal=ordinal)))
         form, address, _ = peek(DeviceArray(loan, Field((2, 3), np.float32, 64)), "x")
         assert address == 320 and form[:3] == ((2, 3), np.float32, None)
         forms.add(form)
