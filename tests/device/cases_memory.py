@@ -5,45 +5,43 @@ import itertools
 import numpy as np
 from case_table import DTYPE, OUT, PTX, SCOPES, at_types, case, intrinsic
 
-from epmoe.device import kernel, load_i32, load_u32, store16, store_i32, store_u32, thread_idx, u64
+from epmoe.device import device_fn, kernel, load_i32, load_u32, prefetch, store16, store_i32, store_u32, thread_idx, u64
+
+
+def by_one_thread(function):
+    """A kernel whose first thread calls function(params)."""
+    function = device_fn(function)
+
+    @kernel()
+    def calls(params, num_tokens, my_rank):
+        if thread_idx() == 0:
+            function(params)
+
+    return calls
 
 
 def reads_one(op, store):
-    @kernel()
-    def reads(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            store(params + u64(OUT), op(params + u64(8)))
-
-    return reads
+    return by_one_thread(lambda p: store(p + u64(OUT), op(p + u64(8))))
 
 
 def writes_one(op, load):
-    @kernel()
-    def writes(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            op(params + u64(OUT), load(params + u64(8)))
-
-    return writes
+    return by_one_thread(lambda p: op(p + u64(OUT), load(p + u64(8))))
 
 
 def reads_16(op):
-    @kernel()
-    def reads(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            q = op(params + u64(16))
-            store16(params + u64(OUT), q[0], q[1], q[2], q[3])
+    def reads(p):
+        q = op(p + u64(16))
+        store16(p + u64(OUT), q[0], q[1], q[2], q[3])
 
-    return reads
+    return by_one_thread(reads)
 
 
 def writes_16(op):
-    @kernel()
-    def writes(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            a, b = load_u32(params), load_u32(params + u64(4))
-            op(params + u64(OUT), a, b, load_u32(params + u64(8)), load_u32(params + u64(12)))
+    def writes(p):
+        a, b = load_u32(p), load_u32(p + u64(4))
+        op(p + u64(OUT), a, b, load_u32(p + u64(8)), load_u32(p + u64(12)))
 
-    return writes
+    return by_one_thread(writes)
 
 
 SAMPLE = {
@@ -75,23 +73,13 @@ for _name, _text in {
     case(_name, _text, reads_16(intrinsic(_name)), _behind, FOUR)
 
 
-def prefetches(op, load):
-    @kernel()
-    def prefetching(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            op(params + u64(8))
-            store_u32(params + u64(OUT), load(params + u64(8)))
-
-    return prefetching
+def prefetches(p):
+    prefetch(p + u64(8))
+    store_u32(p + u64(OUT), load_u32(p + u64(8)))
 
 
-case(
-    "prefetch",
-    r"prefetch\.global\.L2",
-    prefetches(intrinsic("prefetch"), load_u32),
-    np.arange(8, dtype=np.uint32),
-    np.array([2], np.uint32),
-)
+_numbers = np.arange(8, dtype=np.uint32)
+case("prefetch", r"prefetch\.global\.L2", by_one_thread(prefetches), _numbers, _numbers[2:3])
 for _name, _text in {
     "store16": r"st\.global\.v4\.u32",
     "store16_stream": r"st\.global\.L1::no_allocate\.v4\.u32",
@@ -101,34 +89,24 @@ for _name, _text in {
 
 
 def changes_one(op, load, store):
-    @kernel()
-    def changes(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            store(params + u64(OUT), op(params, load(params + u64(8))))
-
-    return changes
+    return by_one_thread(lambda p: store(p + u64(OUT), op(p, load(p + u64(8)))))
 
 
 def adds_one(op, load, store):
-    @kernel()
-    def adds(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            op(params, load(params + u64(8)))
-            store(params + u64(OUT), load(params))
+    def adds(p):
+        op(p, load(p + u64(8)))
+        store(p + u64(OUT), load(p))
 
-    return adds
+    return by_one_thread(adds)
 
 
 def swaps_twice(op, load, store):
-    @kernel()
-    def swaps(params, num_tokens, my_rank):
-        if thread_idx() == 0:
-            new = load(params + u64(16))
-            store(params + u64(OUT), op(params, load(params + u64(8)), new))  # not expected: stays
-            # expected: changes
-            store(params + u64(OUT + 8), op(params, load(params + u64(24)), new))
+    def swaps(p):
+        new = load(p + u64(16))
+        store(p + u64(OUT), op(p, load(p + u64(8)), new))  # not expected: stays
+        store(p + u64(OUT + 8), op(p, load(p + u64(24)), new))  # expected: changes
 
-    return swaps
+    return by_one_thread(swaps)
 
 
 def words_of(ty, *values):
@@ -141,25 +119,19 @@ def words_of(ty, *values):
 
 FIRST = {"i32": -7, "u32": 0xFFFFFFF0, "u64": 0xFFFFFFFFFFFFFFF0}
 SECOND = {"i32": 40, "u32": 0x20, "u64": 0x20}
+ALL_ORDERS = "relaxed acquire release acq_rel"
 for _ty in ("i32", "u32", "u64"):
     _load, _store = at_types(_ty)
     _dtype = DTYPE[_ty]
     _a, _b = FIRST[_ty], SECOND[_ty]
     with np.errstate(over="ignore"):
         _sum = _dtype(_a) + _dtype(_b)
+    _added = words_of(_ty, _sum, _b)
     for _prefix, _text, _orders, _made, _in, _expected, _left in (
         ("ld", "ld", "relaxed acquire", lambda op: reads_one(op, _store), (_b, _a), _a, None),
         ("st", "st", "relaxed release", lambda op: writes_one(op, _load), (_b, _a), _a, None),
         ("red_add", "red", "relaxed release", lambda op: adds_one(op, _load, _store), (_a, _b), _sum, None),
-        (
-            "atomic_add",
-            "atom",
-            "relaxed acquire release acq_rel",
-            lambda op: changes_one(op, _load, _store),
-            (_a, _b),
-            _a,
-            words_of(_ty, _sum, _b),
-        ),
+        ("atomic_add", "atom", ALL_ORDERS, lambda op: changes_one(op, _load, _store), (_a, _b), _a, _added),
     ):
         for _scope, _order in itertools.product(SCOPES, _orders.split()):
             _name = "%s_%s_%s_%s" % (_prefix, _order, _scope, _ty)

@@ -30,7 +30,7 @@ nothing.ptx()
 @pytest.fixture(scope="module")
 def ptx(gpu_side, tonight):
     """{intrinsic: PTX of a kernel that uses it}"""
-    return gpu_side(Path(__file__).with_name("ptx_of_intrinsics.py"), *(sorted(CASES) if tonight else BY_DAY))
+    return gpu_side(Path(__file__).with_name("intrinsic_cases.py"), *(sorted(CASES) if tonight else BY_DAY))
 
 
 @pytest.mark.parametrize("name", rest_at_night(sorted(CASES), BY_DAY))

@@ -1,14 +1,10 @@
 """NumPy 2.5 has no row_stack, which numba-cuda 0.30 asks for: epmoe adds the name, also for the caller's own kernels."""
 
 import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from commands_shown import python
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import numpy as np
 if hasattr(np, "row_stack"):
@@ -23,8 +19,7 @@ print("compiled" if ".target sm_90" in ptx else ptx)
 
 @pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="no numba-cuda on this system")
 @pytest.mark.parametrize("chosen", ["gpu", "sim"])
-def test_kernels_compile(chosen):
-    environment = os.environ | {"EPMOE_DEVICE": chosen, "PYTHONPATH": str(ROOT)}
-    environment.pop("NUMBA_ENABLE_CUDASIM", None)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, timeout=100)
+def test_kernels_compile(chosen, monkeypatch):
+    monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
+    done = python("-c", PROGRAM, EPMOE_DEVICE=chosen)
     assert done.stdout == "compiled\n", done.stdout + done.stderr

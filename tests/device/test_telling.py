@@ -1,13 +1,11 @@
 """What a kernel tells the host arrives whole: behind the kernels before it, without a race, and for any thread."""
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands_shown import python
 
 from epmoe import device
 from epmoe.device import ld_acquire_sys_u64, load_u32, store_u32, thread_idx, u32, u64
@@ -115,13 +113,6 @@ def test_the_host_reads_without_a_race(seed):
 @pytest.mark.gpu
 def test_a_broken_kernel_is_named_and_is_no_timeout():
     """In a process of its own, whose context the error spoils."""
-    program = Path(__file__).parent / "broken_kernel_program.py"
     for call in ("rows", "experts", "trimmed"):
-        done = subprocess.run(
-            [sys.executable, str(program), call],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            env=os.environ | {"EPMOE_DEVICE": "gpu"},
-        )
+        done = python(str(Path(__file__).parent / "broken_kernel_program.py"), call, EPMOE_DEVICE="gpu")
         assert done.stdout.startswith("EPError CUDA: CUDA_ERROR"), (call, done.stdout, done.stderr)

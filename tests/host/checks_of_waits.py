@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 from checks_of_results import exact_dispatch
@@ -26,38 +26,9 @@ def nobody(words):
     """A kernel that does not tell."""
 
 
-def told_by(driver, seconds, function, may_tell):
-    """function(), while the kernel takes so long to tell, and until may_tell()."""
-    timers, tell = [], driver.tell
-
-    def late(words):
-        end = time.monotonic() + 60
-        while not may_tell() and time.monotonic() < end:
-            time.sleep(0.0001)
-        tell(words)
-
-    def later(words):
-        timers.append(threading.Timer(seconds, late, (words,)))
-        timers[-1].start()
-
-    driver.tell = later
-    try:
-        return function()
-    finally:
-        driver.tell = tell
-        for timer in timers:
-            timer.join()
-
-
-@contextmanager
 def patience(seconds):
     """The bound of all waits inside."""
-    before = telling.PATIENCE, telling.MOST_WAITS
-    telling.PATIENCE, telling.MOST_WAITS = seconds, 0
-    try:
-        yield
-    finally:
-        telling.PATIENCE, telling.MOST_WAITS = before
+    return patch.multiple(telling, PATIENCE=seconds, MOST_WAITS=0)
 
 
 def one_array():
@@ -142,8 +113,8 @@ def check_a_peer_that_stays_away_from_fused_dispatch_is_named_as_by_check():
 
 def check_an_error_of_the_device_is_raised_as_it_is():
     tell, values, driver = one_array()
-    code, driver.cuGetErrorName = (driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS, lambda code: (0, code.name))
-    driver.tell, driver.cuStreamQuery = nobody, lambda stream: (code,)
+    driver.cuGetErrorName = lambda code: (0, code.name)
+    driver.tell, driver.cuStreamQuery = nobody, lambda stream: (driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
     begin = time.monotonic()
     fails(EPError, "CUDA_ERROR_ILLEGAL_ADDRESS", tell)
     assert time.monotonic() - begin < 1.0
@@ -158,20 +129,16 @@ def check_a_stream_that_ended_without_a_word_is_an_error():
 def check_a_late_word_is_seen_and_another_thread_runs_meanwhile():
     tell, values, driver = one_array()
     tell()
+    at_once = driver.tell
+
+    def tells_in_its_fourth_turn(words):
+        for _ in range(3):
+            time.sleep(0)
+        at_once(words)
+
     for seconds in (0.0005, 0.03):
-        n, ends = [0], threading.Event()
-
-        def count(n=n, ends=ends):
-            while not ends.is_set():
-                n[0] += 1
-                time.sleep(0)
-
-        thread = threading.Thread(target=count)
-        thread.start()
-        told = told_by(driver, seconds, tell, lambda n=n: n[0] > 2)
-        ends.set()
-        thread.join()
-        assert np.array_equal(told, values) and n[0] > 2, n
+        driver.tell = lambda words: threading.Timer(seconds, tells_in_its_fourth_turn, (words,)).start()
+        assert np.array_equal(tell(), values)
 
 
 def check_several_threads_are_told_their_own_arrays():

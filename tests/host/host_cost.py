@@ -1,12 +1,8 @@
-"""What calls cost the host: `python tests/host/host_cost.py` prints microseconds and Python calls of each phase.
-
-Runs without a GPU, on counted_driver; the driver's own time is not in it.
-"""
+"""A world and tensors on counted_driver, without a GPU, and how many functions a call runs."""
 
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 
 os.environ["EPMOE_DEVICE"] = "gpu"
@@ -85,39 +81,3 @@ def python_calls(function, *args):
     finally:
         sys.setprofile(None)
     return counts["call"] - 1, counts["c_call"] - 1, result  # less count's own uninstalling
-
-
-def spent(ep, batches):
-    """Median microseconds of dispatch and combine in rounds on these (x, ids, weights), one after another."""
-    seconds = {"dispatch": [], "combine": []}
-    for x, ids, weights in batches:
-        y = FakeTensor(x.data_ptr() + 0x8000, (ep.capacity, 64), bfloat16)
-        t0 = time.perf_counter()
-        d = ep.dispatch(x, ids)
-        t1 = time.perf_counter()
-        ep.combine(y, d, weights)
-        seconds["combine"].append(time.perf_counter() - t1)
-        seconds["dispatch"].append(t1 - t0)
-    return "  ".join(f"{name} {1e6 * sorted(s)[len(s) // 2]:.1f} us" for name, s in seconds.items())
-
-
-def main():
-    with at_hand(does_nothing=True) as (ep, driver, (x, ids, weights)):
-        for name, batches in [
-            ("the same arrays", [tensors()]),
-            ("4 layers in turn", [tensors(0x10000 * (1 + i)) for i in range(4)]),
-            ("arrays that are new", (tensors(0x100000 + 0x10000 * i) for i in range(2000))),
-        ]:
-            rounds = batches if name == "arrays that are new" else batches * (2000 // len(batches))
-            print(f"{name:20} {spent(ep, rounds)}")
-        for _ in range(6):
-            a_round(ep, x, ids, weights)
-        calls, built_in, d = python_calls(ep.dispatch, x, ids)
-        print(f"dispatch runs {calls} Python functions, {built_in} built-in ones", end="; ")
-        y = d.output_tokens
-        calls, built_in, _ = python_calls(ep.combine, y, d, weights)
-        print(f"combine {calls} and {built_in}")
-
-
-if __name__ == "__main__":
-    main()
