@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 from case_table import DTYPE, OUT, at_types, case, intrinsic
 
-from epmoe.device import kernel, load_f32, store_f32, thread_idx, u64
+from epmoe.device import device_fn, kernel, load_f32, store_f32, thread_idx, u64
 
 
 def unary(op, load, store, in_size, out_size):
@@ -41,10 +41,13 @@ def ternary(op):
     return apply
 
 
-def number(name, ptx, ty_in, ty_out, inputs, expected, **more):
+def number(name, ptx, ty_in, ty_out, inputs, expected, second=None, **more):
+    """second: an operand that is the same for all threads."""
     load, store = at_types(ty_in)[0], at_types(ty_out)[1]
     inputs = np.asarray(inputs, DTYPE[ty_in])
-    made = unary(intrinsic(name), load, store, inputs.itemsize, DTYPE[ty_out]().itemsize)
+    op = intrinsic(name)
+    applied = op if second is None else device_fn(lambda a: op(a, second))
+    made = unary(applied, load, store, inputs.itemsize, DTYPE[ty_out]().itemsize)
     case(name, ptx, made, inputs, np.asarray(expected, DTYPE[ty_out]), block=len(inputs), **more)
 
 

@@ -1,7 +1,8 @@
 """Cases of ids, time, warp operations and votes."""
 
 import numpy as np
-from case_table import DTYPE, FLOATS, LONG, OUT, VALUES, at_types, case, intrinsic
+from case_table import FLOATS, LONG, OUT, VALUES, case, intrinsic
+from cases_numbers import number
 
 from epmoe import device
 from epmoe.device import globaltimer, kernel, load_f32, load_i32, load_u32, nanosleep, store_i32, thread_idx, u32, u64
@@ -58,24 +59,6 @@ def sleeps(params, num_tokens, my_rank):
 case("nanosleep", r"nanosleep\.u32", sleeps, np.zeros(1, np.int32), np.ones(1, np.int32))
 
 
-def by_lane(op, load, store, size):
-    @kernel()
-    def apply(params, num_tokens, my_rank):
-        i = thread_idx()
-        store(params + u64(OUT) + u64(size * i), op(load(params + u64(size * i))))
-
-    return apply
-
-
-def by_lane2(op, load, store, size, other):
-    @kernel()
-    def apply(params, num_tokens, my_rank):
-        i = thread_idx()
-        store(params + u64(OUT) + u64(size * i), op(load(params + u64(size * i)), other))
-
-    return apply
-
-
 def shuffles_all(op, other):
     """i32, u32 and f32 in one kernel, since a shuffle takes all three."""
 
@@ -100,21 +83,11 @@ for _name, _text, _other, _source in (
     case(_name, _text, _made, VALUES, _expected, block=64)
 
 
-def warp_case(name, ptx, ty_in, ty_out, inputs, expected, other=None):
-    size = 8 if "u64" in (ty_in, ty_out) else 4
-    load, store = at_types(ty_in)[0], at_types(ty_out)[1]
-    made = (by_lane if other is None else by_lane2)(
-        intrinsic(name), load, store, size, *([] if other is None else [other])
-    )
-    inputs, expected = np.asarray(inputs, DTYPE[ty_in]), np.asarray(expected, DTYPE[ty_out])
-    case(name, ptx, made, inputs, expected, block=len(inputs))
-
-
 ODD = (np.arange(64) * 7 // 3 % 2).astype(np.int32)
 _ballots = [sum(int(ODD[w * 32 + i]) << i for i in range(32)) for w in (0, 1)]
-warp_case("ballot", r"vote\.sync\.ballot\.b32", "i32", "u32", ODD, np.repeat(_ballots, 32))
+number("ballot", r"vote\.sync\.ballot\.b32", "i32", "u32", ODD, np.repeat(_ballots, 32))
 KEYS = (np.arange(64) * np.arange(64) % 5 - 2).astype(np.int32)
-warp_case(
+number(
     "match_any",
     r"match\.any\.sync\.b32",
     "i32",
@@ -123,8 +96,8 @@ warp_case(
     [sum(1 << j for j in range(32) if KEYS[i // 32 * 32 + j] == KEYS[i]) for i in range(64)],
 )
 _some = np.concatenate([np.arange(32) == 9, np.zeros(32)]).astype(np.int32)
-warp_case("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
-warp_case("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
+number("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
+number("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
 WARPS = VALUES.reshape(2, 32)
 for _name, _text, _ty, _in, _expected, *_lane in (
     ("broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", VALUES, np.repeat(VALUES[7::32], 32), 7),
@@ -141,8 +114,8 @@ for _name, _text, _ty, _in, _expected, *_lane in (
     ("inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", VALUES, WARPS.cumsum(1).ravel()),
     ("max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", FLOATS, np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32)),
 ):
-    warp_case("warp_" + _name, _text, _ty, _ty, _in, _expected, *_lane)
+    number("warp_" + _name, _text, _ty, _ty, _in, _expected, *_lane)
 
 
-warp_case("syncthreads_or", r"bar\.red\.or\.pred", "i32", "i32", _some, np.ones(64))
-warp_case("syncthreads_count", r"bar\.red\.popc\.u32", "i32", "i32", ODD, np.full(64, ODD.sum()))
+number("syncthreads_or", r"bar\.red\.or\.pred", "i32", "i32", _some, np.ones(64))
+number("syncthreads_count", r"bar\.red\.popc\.u32", "i32", "i32", ODD, np.full(64, ODD.sum()))

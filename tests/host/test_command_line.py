@@ -82,24 +82,15 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         ([*SMALL_BUT_EXPERTS, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
         ([*SMALL, "--hidden", "12"], "hidden=12"),
         ([*SMALL, "--format", "nvfp4"], "hidden=16"),
+        (["mutants", "--write"], "--write: no meaning without --faults"),
+        (["mutants", "--random", "5"], "--random: no meaning without --patch or --as-they-are"),
+        (["mutants", "--faults", "--random", "5", "--list"], "--list, --random: no meaning with --faults"),
+        (["mutants", "--as-they-are", "--only", "plain/"], "--only: no meaning with --as-they-are"),
     ],
     ids=lambda given: " ".join(given[-4:]) if isinstance(given, list) else "",
 )
-def test_what_verify_would_ignore_or_cannot_run_is_explained_in_a_line(capsys, argv, said):
-    refused_in_a_line(capsys, said, "verify", *argv)
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        ("--write", "--write: no meaning without --faults"),
-        ("--random 5", "--random: no meaning without --patch or --as-they-are"),
-        ("--faults --random 5 --list", "--list, --random: no meaning with --faults"),
-        ("--as-they-are --only plain/", "--only: no meaning with --as-they-are"),
-    ],
-)
-def test_what_mutants_would_ignore_is_refused(capsys, argv, said):
-    refused_in_a_line(capsys, said, "mutants", *argv.split())
+def test_what_a_command_would_ignore_or_cannot_run_is_explained_in_a_line(capsys, argv, said):
+    refused_in_a_line(capsys, said, *argv)
 
 
 @pytest.mark.parametrize("command", ["verify", "doctor", "check", "mutants", "explain", "soak"])
@@ -144,14 +135,8 @@ def test_an_output_that_is_closed_or_full_is_no_difference(words):
     """
     command, env = [sys.executable, "-m", "epmoe", *words], os.environ | {"PYTHONUNBUFFERED": ""}
     for where, status in ((">&-", 0), (">/dev/full", 2), ("| true; exit ${PIPESTATUS[0]}", 141)):
-        done = subprocess.run(
-            ["bash", "-c", f'"$@" {where}', "bash", *command],
-            cwd=ROOT,
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        shell = ["bash", "-c", f'"$@" {where}', "bash", *command]
+        done = subprocess.run(shell, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
         assert done.returncode == status and "Traceback" not in done.stderr, (where, done.stderr)
         assert status != 141 or not done.stderr, done.stderr
 
