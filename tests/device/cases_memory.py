@@ -20,11 +20,11 @@ def by_one_thread(function):
     return calls
 
 
-def reads_one(op, store):
+def reads_one(op, load, store):
     return by_one_thread(lambda p: store(p + u64(OUT), op(p + u64(8))))
 
 
-def writes_one(op, load):
+def writes_one(op, load, store):
     return by_one_thread(lambda p: op(p + u64(OUT), load(p + u64(8))))
 
 
@@ -58,8 +58,8 @@ for _ty in DTYPE:
     _in = np.zeros(64 // DTYPE[_ty]().itemsize, DTYPE[_ty])
     _in[8 // _in.itemsize] = SAMPLE[_ty][1]
     _read, _written = (np.array([SAMPLE[_ty][1]], DTYPE[ty]) for ty in (WIDE.get(_ty, _ty), _ty))
-    _reads = reads_one(intrinsic("load_" + _ty), _store)
-    _writes = writes_one(intrinsic("store_" + _ty), at_types(_ty)[0])
+    _reads = reads_one(intrinsic("load_" + _ty), _load, _store)
+    _writes = writes_one(intrinsic("store_" + _ty), *at_types(_ty))
     case("load_" + _ty, r"ld\.global\.%s " % PTX[_ty], _reads, _in, _read)
     case("store_" + _ty, r"st\.global\.%s " % PTX[_ty], _writes, _in, _written)
 FOUR = np.array([1, 0x80000000, 0xFFFFFFFF, 0x12345678], np.uint32)
@@ -117,64 +117,41 @@ def words_of(ty, *values):
     return out
 
 
+def word_case(name, ptx, made, ty, before, result, after=None):
+    """A case whose memory is words of a type, one in each 8 bytes: before, at OUT, and, if given, after."""
+    left = after and words_of(ty, *after)
+    case(name, ptx, made(intrinsic(name), *at_types(ty)), words_of(ty, *before), words_of(ty, *result), left=left)
+
+
 FIRST = {"i32": -7, "u32": 0xFFFFFFF0, "u64": 0xFFFFFFFFFFFFFFF0}
 SECOND = {"i32": 40, "u32": 0x20, "u64": 0x20}
-ALL_ORDERS = "relaxed acquire release acq_rel"
 for _ty in ("i32", "u32", "u64"):
-    _load, _store = at_types(_ty)
-    _dtype = DTYPE[_ty]
     _a, _b = FIRST[_ty], SECOND[_ty]
     with np.errstate(over="ignore"):
-        _sum = _dtype(_a) + _dtype(_b)
-    _added = words_of(_ty, _sum, _b)
-    for _prefix, _text, _orders, _made, _in, _expected, _left in (
-        ("ld", "ld", "relaxed acquire", lambda op: reads_one(op, _store), (_b, _a), _a, None),
-        ("st", "st", "relaxed release", lambda op: writes_one(op, _load), (_b, _a), _a, None),
-        ("red_add", "red", "relaxed release", lambda op: adds_one(op, _load, _store), (_a, _b), _sum, None),
-        ("atomic_add", "atom", ALL_ORDERS, lambda op: changes_one(op, _load, _store), (_a, _b), _a, _added),
+        _sum = DTYPE[_ty](_a) + DTYPE[_ty](_b)
+    for _prefix, _text, _orders, _made, _in, _expected, _after in (
+        ("ld", "ld", "relaxed acquire", reads_one, (_b, _a), _a, None),
+        ("st", "st", "relaxed release", writes_one, (_b, _a), _a, None),
+        ("red_add", "red", "relaxed release", adds_one, (_a, _b), _sum, None),
+        ("atomic_add", "atom", "relaxed acquire release acq_rel", changes_one, (_a, _b), _a, (_sum, _b)),
     ):
         for _scope, _order in itertools.product(SCOPES, _orders.split()):
-            _name = "%s_%s_%s_%s" % (_prefix, _order, _scope, _ty)
-            case(
-                _name,
-                r"%s\.%s\.%s\.global%s\.%s " % (_text, _order, _scope, r"\.add" * ("add" in _prefix), PTX[_ty]),
-                _made(intrinsic(_name)),
-                words_of(_ty, *_in),
-                np.array([_expected], _dtype),
-                left=_left,
-            )
+            _add = r"\.add" * ("add" in _prefix)
+            _ptx = r"%s\.%s\.%s\.global%s\.%s " % (_text, _order, _scope, _add, PTX[_ty])
+            word_case(f"{_prefix}_{_order}_{_scope}_{_ty}", _ptx, _made, _ty, _in, [_expected], _after)
     for _scope in ("gpu", "sys"):
-        _name = "atomic_max_relaxed_%s_%s" % (_scope, _ty)
-        case(
-            _name,
-            r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty]),
-            changes_one(intrinsic(_name), _load, _store),
-            words_of(_ty, _a, _b),
-            np.array([_a], _dtype),
-            left=words_of(_ty, max(_a, _b), _b),
-        )
+        _ptx = r"atom\.relaxed\.%s\.global\.max\.%s " % (_scope, PTX[_ty])
+        _name = f"atomic_max_relaxed_{_scope}_{_ty}"
+        word_case(_name, _ptx, changes_one, _ty, (_a, _b), [_a], (max(_a, _b), _b))
 for _scope in ("gpu", "sys"):
-    case(
-        "atomic_or_relaxed_%s_u32" % _scope,
-        r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope,
-        changes_one(intrinsic("atomic_or_relaxed_%s_u32" % _scope), load_u32, store_u32),
-        words_of("u32", 0x80000001, 0x11),
-        np.array([0x80000001], np.uint32),
-        left=words_of("u32", 0x80000011, 0x11),
-    )
+    _ptx = r"atom\.relaxed\.%s\.global\.or\.b32 " % _scope
+    _before, _after = (0x80000001, 0x11), (0x80000011, 0x11)
+    word_case(f"atomic_or_relaxed_{_scope}_u32", _ptx, changes_one, "u32", _before, _before[:1], _after)
     for _order in ("relaxed", "acq_rel"):
         for _ty, _bits in (("i32", "b32"), ("u64", "b64")):
-            _load, _store = at_types(_ty)
-            _name = "atomic_cas_%s_%s_%s" % (_order, _scope, _ty)
-            _a = FIRST[_ty]
-            case(
-                _name,
-                r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits),
-                swaps_twice(intrinsic(_name), _load, _store),
-                words_of(_ty, _a, 3, 9, _a),
-                words_of(_ty, _a, _a),
-                left=words_of(_ty, 9, 3, 9, _a),
-            )
+            _ptx, _a = r"atom\.%s\.%s\.global\.cas\.%s " % (_order, _scope, _bits), FIRST[_ty]
+            _name = f"atomic_cas_{_order}_{_scope}_{_ty}"
+            word_case(_name, _ptx, swaps_twice, _ty, (_a, 3, 9, _a), (_a, _a), (9, 3, 9, _a))
 
 
 def fences(op):

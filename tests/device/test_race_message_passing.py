@@ -15,27 +15,10 @@ from epmoe.device import block_idx, i32, kernel, load_i32, store_i32, thread_idx
 SCOPES = {"cta": 1, "gpu": 2, "sys": 3}
 BETWEEN = {"warps": 1, "blocks": 2, "ranks": 3}  # the scope that includes both threads
 LAUNCH = {"warps": dict(block=64), "blocks": dict(grid=2), "ranks": dict(ranks=2)}
-WRITERS = [
-    "st_release",
-    "st_relaxed",
-    "fence+st_relaxed",
-    "red_add_release",
-    "red_add_relaxed",
-    "fence+red_add_relaxed",
-    "atomic_add_release",
-    "atomic_add_acq_rel",
-    "atomic_add_acquire",
-    "atomic_add_relaxed",
-]
-READERS = [
-    "ld_acquire",
-    "ld_relaxed",
-    "ld_relaxed+fence",
-    "atomic_add_acquire",
-    "atomic_add_acq_rel",
-    "atomic_add_release",
-    "atomic_add_relaxed+fence",
-]
+ADDS = [f"atomic_add_{order}" for order in ("release", "acq_rel", "acquire")]
+STORES = [f"{op}_{order}" for op in ("st", "red_add") for order in ("release", "relaxed")]
+WRITERS = [*STORES, "fence+st_relaxed", "fence+red_add_relaxed", *ADDS, "atomic_add_relaxed"]
+READERS = ["ld_acquire", "ld_relaxed", "ld_relaxed+fence", *ADDS, "atomic_add_relaxed+fence"]
 
 
 def op_of(way, scope):

@@ -5,6 +5,8 @@ from importlib import import_module
 
 import pytest
 
+from epmoe_ref import fused_a2a
+
 MODULES = (
     "epmoe",
     "epmoe_ref",
@@ -37,22 +39,13 @@ def test_every_public_name_has_a_docstring(module):
     assert len(names) >= 5 and silent == []
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        "epmoe_ref.dispatch",
-        "epmoe_ref.combine",
-        "epmoe_ref.fused_silu",
-        "epmoe_ref.fused_a2a.dispatch_forward",
-        "epmoe_ref.fused_a2a.combine_forward",
-        "epmoe_ref.fused_a2a.dispatch_backward",
-        "epmoe_ref.fused_a2a.combine_backward",
-        "epmoe_ref.fused_a2a.hybrid_dispatch_forward",
-        "epmoe_ref.fused_a2a.hybrid_combine_forward",
-        "epmoe_ref.fused_a2a.hybrid_dispatch_backward",
-        "epmoe_ref.fused_a2a.hybrid_combine_backward",
-    ],
-)
+SPECIFIED = [
+    *("epmoe_ref.dispatch", "epmoe_ref.combine", "epmoe_ref.fused_silu"),
+    *(f"epmoe_ref.fused_a2a.{name}" for name in fused_a2a.__all__ if name.endswith(("_forward", "_backward"))),
+]
+
+
+@pytest.mark.parametrize("function", SPECIFIED)
 def test_the_specification_tells_of_every_argument_of_errors_and_of_its_source(function):
     module, _, name = function.rpartition(".")
     function = getattr(import_module(module), name)
