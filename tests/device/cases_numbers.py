@@ -19,12 +19,12 @@ def unary(op, load, store, in_size, out_size):
     return apply
 
 
-def binary(op, load, store, size):
+def binary(op, store):
     @kernel()
     def apply(params, num_tokens, my_rank):
         i = thread_idx()
         if i < num_tokens:
-            a, b = load(params + u64(size * i)), load(params + u64(size * (num_tokens + i)))
+            a, b = load_f32(params + u64(4 * i)), load_f32(params + u64(4 * (num_tokens + i)))
             store(params + u64(OUT) + u64(4 * i), op(a, b))
 
     return apply
@@ -53,14 +53,8 @@ def number(name, ptx, ty_in, ty_out, inputs, expected, second=None, **more):
 
 def number2(name, ptx, ty_out, a, b, expected):
     a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    case(
-        name,
-        ptx,
-        binary(intrinsic(name), load_f32, at_types(ty_out)[1], 4),
-        np.concatenate([a, b]),
-        np.asarray(expected, DTYPE[ty_out]),
-        block=len(a),
-    )
+    made = binary(intrinsic(name), at_types(ty_out)[1])
+    case(name, ptx, made, np.concatenate([a, b]), np.asarray(expected, DTYPE[ty_out]), block=len(a))
 
 
 SMALL = [0, 1, 5, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF]
@@ -69,14 +63,8 @@ LOW, SIGNED = [x & 0xFFFFFFFF for x in INTEGERS], [0, 5, -1, -(2**31)]
 number("u32", r"cvt\.u32\.u64|st\.global\.u32", "u64", "u32", INTEGERS, LOW)
 number("i32", r"st\.global\.s32", "u64", "i32", INTEGERS, np.uint32(LOW).view(np.int32))
 number("u64", r"cvt\.s64\.s32|cvt\.u64\.u32", "i32", "u64", SIGNED, [x % 2**64 for x in SIGNED])
-number(
-    "f32",
-    r"cvt\.rn\.f32\.s32",
-    "i32",
-    "f32",
-    [0, 5, -1, 16777217, 16777219, 2**31 - 1],
-    [0, 5, -1, 16777216, 16777220, 2**31],
-)
+_ints, _rounded = [0, 5, -1, 16777217, 16777219, 2**31 - 1], [0, 5, -1, 16777216, 16777220, 2**31]
+number("f32", r"cvt\.rn\.f32\.s32", "i32", "f32", _ints, _rounded)
 BITS = np.array([0, 0x80000000, 0x3F800000, 0x00000001, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x4049_0FDB], np.uint32)
 number("u32_as_f32", r"mov\.b32 %f\d+, %r\d+", "u32", "f32", BITS, BITS.view(np.float32))
 number("f32_as_u32", r"mov\.b32 %r\d+, %f\d+", "f32", "u32", BITS.view(np.float32), BITS)
@@ -163,14 +151,8 @@ with np.errstate(all="ignore"):
     number2("add_rn", r"add\.rn\.f32 ", "f32", A, B, A + B)
     number2("sub_rn", r"sub\.rn\.f32 ", "f32", A, B, A - B)
     number2("div_rn", r"div\.rn\.f32 ", "f32", A, B, A / B)
-    case(
-        "fma_rn",
-        r"fma\.rn\.f32 ",
-        ternary(intrinsic("fma_rn")),
-        np.concatenate([A, B, C]),
-        np.array([exactly_rounded(a, b, c) for a, b, c in zip(A, B, C)], np.float32),
-        block=len(A),
-    )
+    _made, _exact = ternary(intrinsic("fma_rn")), np.array([*map(exactly_rounded, A, B, C)], np.float32)
+    case("fma_rn", r"fma\.rn\.f32 ", _made, np.concatenate([A, B, C]), _exact, block=len(A))
     _max, _min = np.fmax(A, B), np.fmin(A, B)
     _max[1], _min[1] = 0.0, -0.0  # max.f32(-0, +0): NumPy may give either zero
     number2("max_f32", r"max\.f32 ", "f32", A, B, _max)

@@ -87,30 +87,19 @@ ODD = (np.arange(64) * 7 // 3 % 2).astype(np.int32)
 _ballots = [sum(int(ODD[w * 32 + i]) << i for i in range(32)) for w in (0, 1)]
 number("ballot", r"vote\.sync\.ballot\.b32", "i32", "u32", ODD, np.repeat(_ballots, 32))
 KEYS = (np.arange(64) * np.arange(64) % 5 - 2).astype(np.int32)
-number(
-    "match_any",
-    r"match\.any\.sync\.b32",
-    "i32",
-    "u32",
-    KEYS,
-    [sum(1 << j for j in range(32) if KEYS[i // 32 * 32 + j] == KEYS[i]) for i in range(64)],
-)
+_same = [sum(1 << j for j in range(32) if KEYS[i // 32 * 32 + j] == KEYS[i]) for i in range(64)]
+number("match_any", r"match\.any\.sync\.b32", "i32", "u32", KEYS, _same)
 _some = np.concatenate([np.arange(32) == 9, np.zeros(32)]).astype(np.int32)
 number("any_lane", r"vote\.sync\.any\.pred", "i32", "i32", _some, np.repeat([1, 0], 32))
 number("all_lanes", r"vote\.sync\.all\.pred", "i32", "i32", 1 - _some, np.repeat([0, 1], 32))
 WARPS = VALUES.reshape(2, 32)
+_or = np.bitwise_or.reduce(WARPS.view(np.uint32), axis=1)
 for _name, _text, _ty, _in, _expected, *_lane in (
     ("broadcast_i32", r"shfl\.sync\.idx\.b32", "i32", VALUES, np.repeat(VALUES[7::32], 32), 7),
     ("broadcast_u64", r"shfl\.sync\.idx\.b32 hi", "u64", LONG, np.repeat(LONG[31::32], 32), 31),
     ("sum_i32", r"redux\.sync\.add\.s32", "i32", VALUES, np.repeat(WARPS.sum(1), 32)),
     ("max_i32", r"redux\.sync\.max\.s32", "i32", VALUES, np.repeat(WARPS.max(1), 32)),
-    (
-        "or_u32",
-        r"redux\.sync\.or\.b32",
-        "u32",
-        VALUES.astype(np.uint32),
-        np.repeat(np.bitwise_or.reduce(WARPS.astype(np.uint32), axis=1), 32),
-    ),
+    ("or_u32", r"redux\.sync\.or\.b32", "u32", VALUES.view(np.uint32), np.repeat(_or, 32)),
     ("inclusive_sum_i32", r"@p add\.s32 s, s, t", "i32", VALUES, WARPS.cumsum(1).ravel()),
     ("max_f32", r"shfl\.sync\.bfly\.b32 t, m", "f32", FLOATS, np.repeat(np.nanmax(FLOATS.reshape(2, 32), 1), 32)),
 ):

@@ -49,9 +49,8 @@ def complaint(machine, made, address):
 def test_outside_a_buffer(machine):
     a = machine.alloc(256, "send_buf", rank=1)
     text = complaint(machine, stores_16, a.address + 256)
-    assert text.startswith(
-        "store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at %s:" % line_of(stores_16, "store16(")
-    )
+    line = line_of(stores_16, "store16(")
+    assert text.startswith(f"store16 (16 bytes) of rank 0 block 0 warp 0 lane 0 of stores_16 #1 at {line}:")
     assert "is outside every buffer: 256 bytes after the start of send_buf of rank 1, which has 256 bytes" in text
     assert "16 bytes before send_buf of rank 1" in complaint(machine, stores_16, a.address - 16)
     assert "outside every buffer" in complaint(machine, loads_i32, 0)
@@ -60,13 +59,12 @@ def test_outside_a_buffer(machine):
 
 def test_across_the_end_and_unaligned(machine):
     a = machine.alloc(24, "row", regions=[("row_offsets", 8, (4,), "u4", ("expert",))])
-    assert "16 bytes after the start of row of rank 0, which has 24 bytes" in complaint(
-        machine, stores_16, a.address + 16
-    )
-    assert "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned" in complaint(
-        machine, loads_i32, a.address + 14
-    )
-    assert "row + 4 bytes of rank 0 is not 16-byte aligned" in complaint(machine, stores_16, a.address + 4)
+    for access, offset, said in (
+        (stores_16, 16, "16 bytes after the start of row of rank 0, which has 24 bytes"),
+        (loads_i32, 14, "row_offsets[expert 1] byte 2 of rank 0 is not 4-byte aligned"),
+        (stores_16, 4, "row + 4 bytes of rank 0 is not 16-byte aligned"),
+    ):
+        assert said in complaint(machine, access, a.address + offset)
     a.free()
 
 
@@ -86,10 +84,7 @@ def test_memory_that_is_used_again_is_not_called_freed():
     memory.add(Span(address, 24, "row", 1))
     assert "16 bytes after the start of row of rank 1, which has 24 bytes" in memory.complaint(address + 16, 16)
 
-
-def test_an_array_that_is_too_short_before_freed_memory_is_named_too():
-    memory, of = Memory(), bytearray(128)
-    address = (ctypes.addressof(ctypes.c_char.from_buffer(of)) + 15) & ~15
+    memory = Memory()  # beside an array that is too short
     memory.add(Span(address, 8, "row", 1))
     memory.remove(memory.add(Span(address + 16, 48, "scratch", 0)))
     assert memory.complaint(address + 16, 4) == (

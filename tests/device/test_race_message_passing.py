@@ -5,6 +5,7 @@ rule that predicts the detector's verdict is written here from the PTX memory mo
 """
 
 import itertools
+from functools import partial
 
 import pytest
 from litmus import DATA, FLAG, OUT, execute, first_race, nothing, race_of_blocks, wait_for
@@ -127,9 +128,8 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
 @pytest.mark.parametrize("width", ["u64", "u32", "i32"])
 def test_strong_accesses_of_different_width_race(width):
     write = getattr(device, f"st_release_sys_{width}")
-    race = race_of_blocks(
-        lambda flag, data: write(flag, 1), lambda flag, data: wait_for(device.ld_acquire_sys_u32, flag, 1)
-    )
+    read = partial(wait_for, device.ld_acquire_sys_u32)
+    race = race_of_blocks(lambda flag, data: write(flag, 1), lambda flag, data: read(flag, 1))
     if width == "u64":
         assert "both are strong, but differ in address or size" in race
     else:

@@ -33,10 +33,8 @@ def test_the_detector_does_not_change_the_schedule():
 
 
 def test_seeds_differ():
-    seen = {
-        execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4 :].tobytes() for seed in range(8)
-    }
-    assert len(seen) == 8
+    runs = [execute(takes_tickets, grid=3, block=64, seed=seed, racecheck=False)[OUT // 4 :] for seed in range(8)]
+    assert len({run.tobytes() for run in runs}) == 8
 
 
 def test_some_seeds_let_a_block_run_far_ahead_of_another():
@@ -45,9 +43,8 @@ def test_some_seeds_let_a_block_run_far_ahead_of_another():
         if thread_idx() == 0:
             for _ in range(50):
                 atomic_add_relaxed_gpu_i32(params + u64(4 * block_idx()), 1)
-            store_i32(
-                params + u64(OUT + 4 * block_idx()), atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0)
-            )
+            other = atomic_add_relaxed_gpu_i32(params + u64(4 * (1 - block_idx())), 0)
+            store_i32(params + u64(OUT + 4 * block_idx()), other)
 
     others = [execute(progress, grid=2, seed=seed, racecheck=False)[OUT // 4 : OUT // 4 + 2] for seed in range(30)]
     first_to_end = [int(min(o)) for o in others]
@@ -71,9 +68,8 @@ def test_slow_ranks_are_slow():
     def progress(params, num_tokens, my_rank):
         for _ in range(200):
             device.atomic_add_relaxed_sys_i32(params + u64(4 * my_rank), 1)
-        store_i32(
-            params + u64(OUT + 4 * my_rank), device.atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0)
-        )
+        other = device.atomic_add_relaxed_sys_i32(params + u64(4 * (1 - my_rank)), 0)
+        store_i32(params + u64(OUT + 4 * my_rank), other)
 
     def when_the_second_ended(seed):  # how far the first one was
         return execute(progress, ranks=2, block=1, seed=seed, slow_ranks=(0,), racecheck=False)[OUT // 4 + 1]

@@ -22,21 +22,14 @@ def with_id(rank, token, slot, value):
 
 TWICE = with_id(1, 0, 0, 3)
 TWICE[1][0, 1] = 3
+UINT64 = [np.full(a.shape, 2**63, np.uint64) for a in IDS]
+FIVE = dict(input_tokens=[np.zeros((5, 16), BF16), X[1]], topk_ids=[np.full((5, 2), -1), IDS[1]])
 DISPATCH = {
-    "more tokens than max": (
-        dict(input_tokens=[np.zeros((5, 16), BF16), X[1]], topk_ids=[np.full((5, 2), -1), IDS[1]]),
-        "rank 0 holds 5 tokens, more than max_tokens_per_rank=4",
-    ),
+    "more tokens than max": (FIVE, "rank 0 holds 5 tokens, more than max_tokens_per_rank=4"),
     "id too large": (dict(topk_ids=with_id(1, 2, 1, 4)), r"rank 1: token 2, k 1 holds 4, .*\[0, n_experts=4\); -1"),
     "id below -1": (dict(topk_ids=with_id(0, 1, 0, -2)), r"rank 0: token 1, k 0 holds -2, .*\[0, n_experts=4\)"),
-    "id that wraps to a good int32": (
-        dict(topk_ids=with_id(0, 0, 0, 2**32 + 1)),
-        "rank 0: token 0, k 0 holds 4294967297",
-    ),
-    "id of uint64": (
-        dict(topk_ids=[np.full(a.shape, 2**63, np.uint64) for a in IDS]),
-        "rank 0: .* holds 9223372036854775808",
-    ),
+    "id that wraps to 1": (dict(topk_ids=with_id(0, 0, 0, 2**32 + 1)), "rank 0: token 0, k 0 holds 4294967297"),
+    "id of uint64": (dict(topk_ids=UINT64), "rank 0: .* holds 9223372036854775808"),
     "id twice in a token": (dict(topk_ids=TWICE), "rank 1: token 0, k 1 holds 3, which k 0 .*distinct"),
     "ids of float": (dict(topk_ids=[a.astype(np.float32) for a in IDS]), "rank 0 has dtype float32, an integer type"),
     "ids of bool": (dict(topk_ids=[a > 0 for a in IDS]), "rank 0 has dtype bool, an integer type"),
@@ -70,19 +63,13 @@ def test_input_scale_is_positive_and_finite(scale, ep):
 
 
 COMBINE = {  # what the change makes of outputs, results of dispatch and weights
-    "outputs of float32": (
-        lambda y, d, w: ([a.astype(np.float32) for a in y], d, w),
-        "rank 0 has dtype float32, .*bfloat16",
-    ),
+    "outputs of float32": (lambda y, d, w: ([a.astype("f4") for a in y], d, w), "rank 0 has dtype float32, .*bfloat16"),
     "outputs of another hidden": (lambda y, d, w: ([a[:, :8] for a in y], d, w), "rank 0 .*hidden=16"),
     "one row short": (lambda y, d, w: ([a[:-1] for a in y], d, w), "rank 0 .*rows.*capacity"),
     "outputs of one rank": (lambda y, d, w: (y[:1], d, w), "expert_outputs has 1 entries.* 2 ranks"),
     "one number as weights": (lambda y, d, w: (y, d, 0.5), "router_weights is a float, .*list .* 2 ranks"),
     "a scalar as weights": (lambda y, d, w: (y, d, [1.0, 1.0]), "rank 0 .*top_k=2.* a single number is refused"),
-    "weights of float64": (
-        lambda y, d, w: (y, d, [a.astype(np.float64) for a in w]),
-        "rank 0 has dtype float64, float32",
-    ),
+    "weights of float64": (lambda y, d, w: (y, d, [a.astype("f8") for a in w]), "rank 0 has dtype float64, float32"),
     "weights of another shape": (lambda y, d, w: (y, d, [a.T.copy() for a in w]), "rank 0 .*top_k=2"),
     "outputs of the last rank": (lambda y, d, w: ([y[0], y[1][:, :8]], d, w), "rank 1 .*hidden=16"),
     "weights of the last rank": (lambda y, d, w: (y, d, [w[0], w[1][:1]]), "rank 1 has shape .*top_k=2"),

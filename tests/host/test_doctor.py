@@ -74,13 +74,11 @@ def test_numba_cuda_is_shown_with_the_numpy_beside_it():
 
 
 def test_doctor_recognises_an_mpirun_of_another_mpi(monkeypatch):
-    def answer(stdout):
-        return subprocess.CompletedProcess([], 0, stdout, "")
+    def run(command, env=None):
+        return subprocess.CompletedProcess([], 0, "<1>MPICH v5 " * (1 + command[0].endswith("mpirun")), "")
 
     monkeypatch.setattr(doctor, "find_mpirun", lambda: "/usr/bin/mpirun")
-    monkeypatch.setattr(
-        doctor, "_run", lambda command, env=None: answer("<1>MPICH v5 " * (1 + command[0].endswith("mpirun")))
-    )
+    monkeypatch.setattr(doctor, "_run", run)
     found = {f.what: f for f in doctor.mpi()}
     assert found["mpirun"].state == "wrong" and "2 worlds of size 1" in found["mpirun"].saw
     assert "MPICH" in found["mpirun"].remedy

@@ -17,9 +17,8 @@ def test_the_stubs_are_what_would_be_generated(path):
 
 def test_every_public_name_is_in_the_stub():
     tree = ast.parse((stubs.FOLDER / "__init__.pyi").read_text())
-    assert {a.asname for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names} == set(
-        epmoe.__all__
-    )
+    told = {a.asname for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names}
+    assert told == set(epmoe.__all__)
 
 
 def test_every_word_is_in_the_stub_with_its_meaning():

@@ -7,30 +7,26 @@ from pathlib import Path
 import epmoe
 
 ROOT = Path(__file__).resolve().parents[2]
+SETUP = ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
 
 
 def test_the_version_stands_in_one_place_and_heads_the_changelog():
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    assert setup["metadata"]["version"] == "attr: epmoe.__version__"
+    assert SETUP["metadata"]["version"] == "attr: epmoe.__version__"
     newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert newest[1] == epmoe.__version__
     assert "version:" not in (ROOT / "CITATION.cff").read_text().replace("cff-version:", "")
 
 
 def test_the_licence_is_named_as_it_is():
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
     text = (ROOT / "LICENSE").read_text()
-    assert setup["metadata"]["license"] == "Apache-2.0" and setup["metadata"]["license_files"] == "LICENSE"
+    assert SETUP["metadata"]["license"] == "Apache-2.0" and SETUP["metadata"]["license_files"] == "LICENSE"
     assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
     assert "\nlicense: Apache-2.0\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_package_brings_every_file_that_it_reads():
-    setup = ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    brought = re.findall(r"[^,\s]+", setup["options.package_data"]["epmoe"])
+    brought = re.findall(r"[^,\s]+", SETUP["options.package_data"]["epmoe"])
     found = [path.relative_to(ROOT / "epmoe") for path in (ROOT / "epmoe").rglob("*") if path.is_file()]
     left_out = [
         str(path)

@@ -1,6 +1,7 @@
 """verify --all: the matrix of formats and options, a sample of it, and a case that differs."""
 
 import json
+from itertools import product
 
 from commands_shown import shown
 
@@ -10,13 +11,9 @@ from epmoe.verify import matrix
 def test_the_matrix_has_every_combination_once():
     cases = list(matrix.cases(n_ranks=2, hidden=256))
     assert len(cases) == len(set(map(str, cases))) == 7 * 2 * 2 * (5 + 4)
-    for fused in (False, True):
-        for shared in (False, True):
-            for skip in (False, True):
-                some = [
-                    c for c in cases if (c.fused, c.cfg.fused_shared_expert, c.cfg.skip_a2a) == (fused, shared, skip)
-                ]
-                assert len({(c.cfg.token_format, c.cfg.fuse_a_scale_preshuffle) for c in some}) == 7
+    for options in product((False, True), repeat=3):
+        some = [c.cfg for c in cases if (c.fused, c.cfg.fused_shared_expert, c.cfg.skip_a2a) == options]
+        assert len({(cfg.token_format, cfg.fuse_a_scale_preshuffle) for cfg in some}) == 7
 
 
 def test_a_sample_of_the_matrix_passes(capsys):
