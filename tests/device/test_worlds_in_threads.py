@@ -1,5 +1,6 @@
 """Worlds in several threads of the operating system take turns, with the same results as in one thread."""
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,33 +32,33 @@ def adds(params, num_tokens, my_rank):
         syncthreads()
 
 
-def test_each_thread_has_a_machine_of_its_own():
-    def work(i):
-        machine, sums = device.machine(1, seed=i, racecheck=bool(i % 2)), []
-        for _ in range(3):
-            buffer = machine.alloc(4096, "words")
-            buffer.fill(0)
-            machine.launch(adds, 2, 32, (buffer.address, 0, 0), stream=machine.stream())
-            sums.append(int(buffer.read(np.int32, 1, OUT)[0]))
-            buffer.free()
-        return sums
+def sum_of_a_launch(machine, buffer):
+    buffer.fill(0)
+    machine.launch(adds, 2, 32, (buffer.address, 0, 0), stream=machine.stream())
+    return int(buffer.read(np.int32, 1, OUT)[0])
 
-    assert in_threads(4, work) == [[2 * 32 * 20] * 3] * 4
+
+def sums_of_launches(machine):
+    """Each in memory of its own."""
+    buffers, sums = [machine.alloc(4096, "words") for _ in range(3)], []
+    for buffer in buffers:
+        sums.append(sum_of_a_launch(machine, buffer))
+        buffer.free()
+    return sums
+
+
+def test_each_thread_has_a_machine_of_its_own():
+    sums = in_threads(4, lambda i: sums_of_launches(device.machine(1, seed=i, racecheck=bool(i % 2))))
+    assert sums == [[2 * 32 * 20] * 3] * 4
 
 
 def test_a_machine_may_be_used_by_one_thread_after_another():
-    machine, got = device.machine(1, seed=0), []
+    machine = device.machine(1, seed=0)
     buffer = machine.alloc(4096, "words")
-
-    def work(_):
-        buffer.fill(0)
-        machine.launch(adds, 1, 32, (buffer.address, 0, 0), stream=machine.stream())
-        return int(buffer.read(np.int32, 1, OUT)[0])
-
-    for i in range(3):
-        got += in_threads(1, work) + [work(i)]
+    for _ in range(3):
+        sums = in_threads(1, lambda _: sum_of_a_launch(machine, buffer)) + [sum_of_a_launch(machine, buffer)]
+        assert sums == [2 * 32 * 20] * 2
     buffer.free()
-    assert got == [32 * 20] * 6
 
 
 def test_rounds_of_two_worlds_at_once_are_those_of_one():
@@ -78,19 +79,10 @@ def test_rounds_of_two_worlds_at_once_are_those_of_one():
 
 
 def test_a_thread_leaves_no_greenlets_behind():
-    import gc
-
-    def work(_):
-        machine = device.machine(1, seed=0)
-        buffer = machine.alloc(4096, "words")
-        machine.launch(adds, 1, 32, (buffer.address, 0, 0), stream=machine.stream())
-        machine.synchronize()
-        buffer.free()
-
     def greenlets():
         gc.collect()
         return sum(isinstance(o, SimThread) for o in gc.get_objects())
 
     before = greenlets()
-    in_threads(2, work)
+    in_threads(2, lambda _: sums_of_launches(device.machine(1, seed=0)))
     assert greenlets() == before

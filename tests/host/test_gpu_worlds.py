@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from test_arrays import WithDlpack
-from worlds_at_hand import BF16, batch, config, equal_combine, equal_dispatch, parallel
+from worlds_at_hand import BF16, batch, combine, config, equal_combine, equal_dispatch, parallel
 
 import epmoe_ref
 from epmoe import DeviceArray, EPValueError, LaunchConfig
@@ -45,8 +45,7 @@ def test_rounds_equal_the_reference(sizes, fused):
             d = ep.dispatch(x, ids)
             assert all(isinstance(a.output_tokens, DeviceArray) for a in d)
             want = equal_dispatch(cfg, d, x, ids)
-            out = ep.combine([a.output_tokens for a in d], d, weights)
-            equal_combine(cfg, out, want, weights)
+            equal_combine(cfg, combine(ep, d, weights), want, weights)
 
 
 @pytest.mark.parametrize("token_format", ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"])
@@ -73,7 +72,7 @@ def test_device_arrays_go_in_and_results_into_them(dtype):
         d = ep.dispatch(given, [on_gpu(a) for a in ids])
         want = equal_dispatch(cfg, d, x, ids)
         into = [on_gpu(np.zeros((len(a), 64), BF16)) for a in x]
-        out = ep.combine([a.output_tokens for a in d], d, [on_gpu(w) for w in weights], out=into)
+        out = combine(ep, d, [on_gpu(w) for w in weights], out=into)
         ep.check()
         assert all(a is b for a, b in zip(out, into))
         equal_combine(cfg, [as_numpy(a) for a in into], want, weights)
@@ -145,30 +144,25 @@ def test_a_numba_kernel_is_an_expert(token_format):
         assert not compare_combined_world(cfg, out, expected)
 
 
-def test_dlpack_alone_is_enough():
-    cfg = config()
-    with parallel(cfg) as ep:
-        tokens = ep.dispatch(*batch(cfg)[:2])[0].output_tokens
-        seen = view(WithDlpack(tokens), "tokens")
-        assert (seen.address, seen.shape) == (tokens.address, tokens.shape)
-        assert seen.dtype == BF16 and seen.strides is None
+def test_dlpack_alone_is_enough(ep, x, ids):
+    tokens = ep.dispatch(x, ids)[0].output_tokens
+    seen = view(WithDlpack(tokens), "tokens")
+    assert (seen.address, seen.shape) == (tokens.address, tokens.shape)
+    assert seen.dtype == BF16 and seen.strides is None
 
 
 @pytest.mark.parametrize("value", [4, -2, 2**31, 2**40, -(2**40)])
-def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value):
-    cfg = config()
-    x, ids, weights = batch(cfg)
+def test_bad_ids_on_the_device_count_as_none_and_are_raised_later(value, ep, x, ids, weights):
     bad = [a.astype(np.int64) for a in ids]
     bad[1][2] = [value, 1]
     clean = [a.copy() for a in bad]
     clean[1][2] = [-1, 1]
-    with parallel(cfg) as ep:
-        d = ep.dispatch(x, [on_gpu(a) for a in bad])
-        with pytest.raises(EPValueError, match=r"rank 1: topk_ids\[2, 0\]"):
-            d[0].trimmed()
-        want = equal_dispatch(cfg, d, x, clean)
-        assert np.array_equal(d[1].topk_ids.numpy(), clean[1])
-        equal_combine(cfg, ep.combine([a.output_tokens for a in d], d, weights), want, weights)
+    d = ep.dispatch(x, [on_gpu(a) for a in bad])
+    with pytest.raises(EPValueError, match=r"rank 1: topk_ids\[2, 0\]"):
+        d[0].trimmed()
+    want = equal_dispatch(ep.cfg, d, x, clean)
+    assert np.array_equal(d[1].topk_ids.numpy(), clean[1])
+    equal_combine(ep.cfg, combine(ep, d, weights), want, weights)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -188,7 +182,7 @@ def test_random_garbage_ids_on_the_device_write_nothing_out_of_bounds(seed):
             with pytest.raises(EPValueError, match="treated as -1"):
                 ep.check()
             equal_dispatch(cfg, d, x, clean)
-            ep.combine([a.output_tokens for a in d], d)
+            combine(ep, d)
 
 
 def test_fused_grids_of_all_ranks_must_fit_on_the_gpu():
@@ -212,11 +206,8 @@ def test_scales_cut_along_columns_read_right():
         assert d.output_tokens.dtype == ml_dtypes.float8_e4m3fn
 
 
-def test_leaving_raises_what_nobody_has_seen():
-    cfg = config()
-    x, ids, _ = batch(cfg)
-    bad = [np.full_like(a, 99) for a in ids]
+def test_leaving_raises_what_nobody_has_seen(x, ids):
     with pytest.raises(EPValueError, match="treated as -1"):
-        with parallel(cfg) as ep:
-            d = ep.dispatch(x, [on_gpu(a) for a in bad])
+        with parallel(config()) as ep:
+            d = ep.dispatch(x, [on_gpu(np.full_like(a, 99)) for a in ids])
     assert [a.n_rows for a in d] == [0, 0], "results outlive the object"

@@ -1,6 +1,7 @@
 """Ctrl-C, SystemExit, an exception of a signal handler: a call that ends half-way is refused until reset()."""
 
 import signal
+from functools import partial
 
 import pytest
 from interruptions import Interruption, at_function_call, places
@@ -13,21 +14,17 @@ ON_BOTH = pytest.mark.parametrize("device", ["simulator", pytest.param("gpu", ma
 
 
 def rounds_up_to(ep, call, x, ids, weights):
-    """What must come before this call, and the call as a function."""
-    split = "_" in call
-    if call in ("dispatch", "dispatch_async"):
-        return lambda: getattr(ep, call)(x, ids)
+    """The call as a function, behind what must come before it."""
+    given = dict(dispatch=(x, ids), dispatch_async=(x, ids))
     if call == "dispatch_wait":
         ep.dispatch_async(x, ids)
-        return ep.dispatch_wait
-    d = ep.dispatch(x, ids)
-    y = [a.output_tokens for a in d]
-    if call == "reset":
-        return ep.reset
-    if call == "combine_wait":
-        ep.combine_async(y, d)
-        return lambda: ep.combine_wait(weights)
-    return lambda: getattr(ep, call)(y, d, *([] if split else [weights]))
+    elif call not in given:
+        d = ep.dispatch(x, ids)
+        y = [a.output_tokens for a in d]
+        given = dict(combine=(y, d, weights), combine_async=(y, d), combine_wait=(weights,))
+        if call == "combine_wait":
+            ep.combine_async(y, d)
+    return partial(getattr(ep, call), *given.get(call, ()))
 
 
 @ON_BOTH
