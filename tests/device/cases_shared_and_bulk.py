@@ -1,11 +1,13 @@
 """Cases of shared memory, mbarriers and bulk copies."""
 
 import numpy as np
-from case_table import DTYPE, FLOATS, LONG, OUT, PTX, VALUES, at_types, case, intrinsic
+from case_table import FLOATS, LONG, OUT, PTX, VALUES, at_types, case, intrinsic
 
 from epmoe import device
 from epmoe.device import dynamic_shared, kernel, load_u32, shared_array, store_i32, syncthreads, thread_idx, u32, u64
 from epmoe.device import int32 as shared_int32
+
+NONE = np.zeros(1, np.int32)  # the inputs of kernels that read none
 
 
 @kernel()
@@ -36,14 +38,8 @@ def counts_in_shared(op):
     return counts
 
 
-case(
-    "shared_add_i32",
-    r"atom\.relaxed\.cta\.shared\.add\.s32",
-    counts_in_shared(intrinsic("shared_add_i32")),
-    np.zeros(1, np.int32),
-    np.array([10, 42, 74, 10], np.int32),
-    block=64,
-)
+_made, _counted = counts_in_shared(intrinsic("shared_add_i32")), np.array([10, 42, 74, 10], np.int32)
+case("shared_add_i32", r"atom\.relaxed\.cta\.shared\.add\.s32", _made, NONE, _counted, block=64)
 
 
 def goes_through_shared(load, store, op_load, op_store, size):
@@ -61,21 +57,12 @@ def goes_through_shared(load, store, op_load, op_store, size):
 
 
 INSTRUCTION = {"load": "ld", "store": "st"}
-for _ty in ("i32", "u32", "u64", "f32"):
-    _load, _store = at_types(_ty)
-    _data = {"i32": VALUES, "u32": VALUES.view(np.uint32), "u64": LONG, "f32": FLOATS}[_ty]
-    for _kind in ("load", "store"):
-        case(
-            "shared_%s_%s" % (_kind, _ty),
-            r"%s\.shared\.%s" % (INSTRUCTION[_kind], PTX[_ty]),
-            goes_through_shared(
-                _load, _store, intrinsic("shared_load_" + _ty), intrinsic("shared_store_" + _ty), DTYPE[_ty]().itemsize
-            ),
-            _data,
-            _data[::-1].copy(),
-            block=64,
-            shared_bytes=1024,
-        )
+for _ty, _data in {"i32": VALUES, "u32": VALUES.view(np.uint32), "u64": LONG, "f32": FLOATS}.items():
+    _through = intrinsic("shared_load_" + _ty), intrinsic("shared_store_" + _ty)
+    _made, _reversed = goes_through_shared(*at_types(_ty), *_through, _data.itemsize), _data[::-1].copy()
+    for _kind, _text in INSTRUCTION.items():
+        _ptx = r"%s\.shared\.%s" % (_text, PTX[_ty])
+        case(f"shared_{_kind}_{_ty}", _ptx, _made, _data, _reversed, block=64, shared_bytes=1024)
 
 
 def sixteen_through_shared(op_load, op_store):
@@ -92,16 +79,11 @@ def sixteen_through_shared(op_load, op_store):
     return through
 
 
-for _kind in ("load", "store"):
-    case(
-        "shared_%s16" % _kind,
-        r"%s\.shared\.v4\.u32" % INSTRUCTION[_kind],
-        sixteen_through_shared(intrinsic("shared_load16"), intrinsic("shared_store16")),
-        VALUES,
-        VALUES.reshape(16, 4)[::-1].copy(),
-        block=16,
-        shared_bytes=256,
-    )
+_made = sixteen_through_shared(intrinsic("shared_load16"), intrinsic("shared_store16"))
+_reversed = VALUES.reshape(16, 4)[::-1].copy()
+for _kind, _text in INSTRUCTION.items():
+    _ptx = r"%s\.shared\.v4\.u32" % _text
+    case(f"shared_{_kind}16", _ptx, _made, VALUES, _reversed, block=16, shared_bytes=256)
 
 
 @kernel()
@@ -114,7 +96,7 @@ def tells_addresses(params, num_tokens, my_rank):
         store_i32(params + u64(OUT + 4), device.shared_load_i32(device.shared_addr(b) + u32(12)))
 
 
-case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, np.zeros(1, np.int32), np.array([7, 9], np.int32))
+case("shared_addr", r"cvta\.to\.shared\.u64", tells_addresses, NONE, np.array([7, 9], np.int32))
 
 
 @kernel()
@@ -130,14 +112,8 @@ def tells_dynamic(params, num_tokens, my_rank):
     store_i32(params + u64(OUT) + u64(4 * i), device.shared_load_i32(base + u32(4 * i)) + aligned)
 
 
-case(
-    "dynamic_shared",
-    r"\.extern \.shared \.align 128",
-    tells_dynamic,
-    np.zeros(1, np.int32),
-    np.arange(1, 33, dtype=np.int32),
-    shared_bytes=128,
-)
+_places = np.arange(1, 33, dtype=np.int32)
+case("dynamic_shared", r"\.extern \.shared \.align 128", tells_dynamic, NONE, _places, shared_bytes=128)
 
 
 @kernel()
@@ -195,4 +171,4 @@ def elects(params, num_tokens, my_rank):
         store_i32(params + u64(OUT + 8) + u64(4 * (thread_idx() // 32)), how_many)
 
 
-case("elect_one", r"elect\.sync", elects, np.zeros(1, np.int32), np.array([1, 1, 1, 1], np.int32), block=64)
+case("elect_one", r"elect\.sync", elects, NONE, np.array([1, 1, 1, 1], np.int32), block=64)

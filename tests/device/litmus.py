@@ -3,10 +3,11 @@
 import inspect
 
 import numpy as np
+import pytest
 
 from epmoe import device
 from epmoe.device import block_idx, kernel, thread_idx, u64
-from epmoe_ref.errors import RaceError
+from epmoe_ref.errors import DeadlockError, RaceError
 
 REGIONS = [
     ("flag", 0, (16,), "i4", ("slot",)),
@@ -48,6 +49,13 @@ def first_race(program, seeds=range(4), **options):
         except RaceError as race:
             return str(race)
     return None
+
+
+def hang(program, **options):
+    """The text of the DeadlockError that a kernel raises."""
+    with pytest.raises(DeadlockError) as caught:
+        execute(program, racecheck=False, **options)
+    return str(caught.value)
 
 
 def blocks(*programs):

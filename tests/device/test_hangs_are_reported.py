@@ -6,19 +6,13 @@ import weakref
 
 import numpy as np
 import pytest
-from litmus import OUT, blocks, execute, line_of, wait_for
+from litmus import OUT, blocks, execute, hang, line_of, wait_for
 
 from epmoe import device
 from epmoe.device import ballot, kernel, ld_acquire_gpu_i32, load_i32, store_i32, syncthreads, thread_idx, u64
 from epmoe.device.sim import livelock
 from epmoe.device.sim.threads import SimThread
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
-
-
-def hang(program, **options):
-    with pytest.raises(DeadlockError) as caught:
-        execute(program, racecheck=False, **options)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
