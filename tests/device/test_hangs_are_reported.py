@@ -92,10 +92,7 @@ def test_a_plain_spin_and_a_lock_that_is_never_free(monkeypatch):
     monkeypatch.setattr(livelock, "QUIET", 50_000)
     monkeypatch.setattr(livelock, "LONG", 100_000)
 
-    @kernel()
-    def spins(params, num_tokens, my_rank):
-        while load_i32(params) == 0:
-            pass
+    spins = blocks(lambda flag, data: wait_for(load_i32, flag, 1))
 
     @kernel()
     def locks(params, num_tokens, my_rank):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from litmus import DATA, FLAG, OUT, blocks, execute, first_race, nothing
+from litmus import DATA, FLAG, OUT, blocks, execute, first_race, nothing, wait_for
 
 from epmoe import device
 from epmoe.device import bulk_load, bulk_store, dynamic_shared, kernel, store_i32, syncthreads, thread_idx, u32, u64
@@ -40,8 +40,7 @@ def sender(
                 device.st_release_sys_i32(params + u64(FLAG), 1)
         else:
             if i == 0:
-                while device.ld_acquire_sys_i32(params + u64(FLAG)) == 0:
-                    pass
+                wait_for(device.ld_acquire_sys_i32, params + u64(FLAG), 1)
             syncthreads()
             for n in range(ROUNDS):
                 store_i32(params + u64(DATA + 256 * n + 4 * i), device.load_i32(params + u64(OUT + 256 * n + 4 * i)))
@@ -103,8 +102,7 @@ def receiver(
             if i == 0:
                 device.mbar_init(bar, u32(1))
                 init_fence()
-                while device.ld_acquire_sys_i32(params + u64(FLAG)) == 0:
-                    pass
+                wait_for(device.ld_acquire_sys_i32, params + u64(FLAG), 1)
                 global_fence()
             init_barrier()
             for n in range(ROUNDS):

@@ -1,7 +1,4 @@
-"""What calls launch and cost, what makes them wrong, and how they fail: ExpertParallel, and the rows functions.
-
-Run by counted_rounds.py.
-"""
+"""What calls launch and cost, and how they fail: ExpertParallel, and the rows functions. counted_rounds.py runs this."""
 
 import contextlib
 import threading

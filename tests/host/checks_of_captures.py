@@ -1,7 +1,4 @@
-"""Calls that are captured into a CUDA graph.
-
-Run by counted_rounds.py.
-"""
+"""Calls that are captured into a CUDA graph. counted_rounds.py runs this."""
 
 import numpy as np
 from counted_driver import int64

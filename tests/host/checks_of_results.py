@@ -1,7 +1,4 @@
-"""Whose memory results are in: given again when nobody looks at it, and also where the host waits for their number.
-
-Run by counted_rounds.py.
-"""
+"""Results' memory is lent again when nobody looks at it, also where the host waits. counted_rounds.py runs this."""
 
 import ctypes
 

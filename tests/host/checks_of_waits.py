@@ -1,7 +1,4 @@
-"""How the host waits for what a kernel tells it: it polls its own memory, with a bound, and other threads run.
-
-Run by counted_rounds.py.
-"""
+"""The host polls its own memory for what a kernel tells it, and other threads run. counted_rounds.py runs this."""
 
 import signal
 import threading
