@@ -132,7 +132,7 @@ def test_a_correct_side_is_silent_and_its_rows_arrive(side):
         (dict(init_fence=nothing, global_fence=nothing), "fence_proxy_async is missing between the two"),
         (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
     ],
-    ids=lambda given: ", ".join(given) if isinstance(given, dict) else "",
+    ids=["global fence", "both fences", "barrier before the next round"],
 )
 def test_each_mutation_of_the_receiver_is_found(mutation, said):
     race = first_race(receiver(**mutation), seeds=range(8), **WORLD)
