@@ -1,25 +1,36 @@
-"""An ExpertParallel of two ranks in the simulator's smallest grid, and a batch for it."""
+"""An ExpertParallel of two ranks with the smallest launches, and a batch for it.
+
+epmoe is imported late: pytest may read this before it knows which device the tests run on.
+"""
 
 import pytest
-from worlds_at_hand import batch, config, parallel
 
 
 @pytest.fixture
 def ep():
+    from worlds_at_hand import config, parallel
+
     with parallel(config()) as made:
         yield made
 
 
 @pytest.fixture
-def x():
-    return batch(config())[0]
+def made_batch():
+    from worlds_at_hand import batch, config
+
+    return batch(config())
 
 
 @pytest.fixture
-def ids():
-    return batch(config())[1]
+def x(made_batch):
+    return made_batch[0]
 
 
 @pytest.fixture
-def weights():
-    return batch(config())[2]
+def ids(made_batch):
+    return made_batch[1]
+
+
+@pytest.fixture
+def weights(made_batch):
+    return made_batch[2]
