@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from litmus import DATA, FLAG, OUT, execute, hang, line_of
+from litmus import DATA, FLAG, OUT, execute, hang, line_of, wait_for
 
 from epmoe import device
 from epmoe.device import block_idx, kernel, ld_acquire_gpu_i32, ld_relaxed_gpu_i32, syncthreads, thread_idx, u64
@@ -101,8 +101,7 @@ def test_one_loops_and_the_others_wait_for_it_at_a_barrier_or_for_a_word(soon):
             while ld_acquire_gpu_i32(params) == 0:
                 device.atomic_add_relaxed_gpu_i32(params + u64(OTHER), 1)
         elif block_idx() == 1:
-            while ld_acquire_gpu_i32(params) == 0:
-                pass
+            wait_for(ld_acquire_gpu_i32, params, 1)
         syncthreads()
 
     for seed in (None, 0, 1):
@@ -192,8 +191,7 @@ def test_a_word_that_changes_while_threads_are_watched_is_work(soon):
     @kernel()
     def one_changes_it_late(params, num_tokens, my_rank):
         if block_idx() == 1:
-            while ld_acquire_gpu_i32(params) != 2:
-                pass
+            wait_for(ld_acquire_gpu_i32, params, 2)
             return
         for i in range(10_000):
             ld_relaxed_gpu_i32(params + u64(OTHER))

@@ -53,8 +53,7 @@ def passing(between, writer, write_scope, reader, read_scope):
                 fence_before()
                 write(params + u64(FLAG), 1)
             else:
-                while look(params + u64(FLAG)) == 0:
-                    pass
+                wait_for(look, params + u64(FLAG), 1)
                 fence_after()
                 store_i32(params + u64(OUT), load_i32(params + u64(DATA)))
 
@@ -118,8 +117,7 @@ def test_a_plain_flag_is_a_race_itself(between, plain):
             if side(between, my_rank) == 0:
                 write(params + u64(FLAG), 1)
             else:
-                while read(params + u64(FLAG)) == 0:
-                    pass
+                wait_for(read, params + u64(FLAG), 1)
 
     race = first_race(plain_flag, **LAUNCH[between])
     assert "flag[slot 0]" in race and "one of them is a plain access" in race

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from litmus import FLAG, OUT, execute
+from litmus import FLAG, OUT, execute, wait_for
 
 from epmoe import device
 from epmoe.device import atomic_add_relaxed_gpu_i32, block_idx, kernel, store_i32, thread_idx, u64
@@ -96,8 +96,7 @@ def test_ranks_run_at_the_same_time(seed):
     def ping_pong(params, num_tokens, my_rank):
         if thread_idx() == 0:
             for n in range(5):
-                while device.ld_acquire_sys_i32(params + u64(FLAG)) != 2 * n + my_rank:
-                    pass
+                wait_for(device.ld_acquire_sys_i32, params + u64(FLAG), 2 * n + my_rank)
                 device.st_release_sys_i32(params + u64(FLAG), 2 * n + my_rank + 1)
 
     assert execute(ping_pong, ranks=2, seed=seed)[0] == 10

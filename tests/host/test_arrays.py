@@ -80,10 +80,9 @@ def test_strided_and_unaligned_host_arrays_are_taken(laid, ep, x, ids, weights):
 
 
 def test_one_array_may_be_given_for_several_ranks():
-    cfg = config(max_tokens_per_rank=6)
     whole = np.random.default_rng(0).standard_normal((6, 16)).astype(BF16)
     ids = [np.zeros((6, 2), int) + [0, 1], np.zeros((3, 2), int) + [1, 2]]
-    with parallel(cfg) as ep:
+    with parallel(config(max_tokens_per_rank=6)) as ep:
         d = ep.dispatch([whole, whole[:3]], ids)  # two arrays that begin at one place
         assert [a.n_rows for a in d] == [15, 3]
 

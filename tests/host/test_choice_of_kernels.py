@@ -47,5 +47,5 @@ def test_the_simulator_runs_both_and_plain_ones_unless_it_is_said(asked, has):
     ],
 )
 def test_what_cannot_be_is_refused(options, told):
-    with pytest.raises(EPValueError, match=told), parallel(config(), **options):
-        pass
+    with pytest.raises(EPValueError, match=told):
+        parallel(config(), **options)

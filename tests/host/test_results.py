@@ -49,21 +49,20 @@ def test_memory_is_lent_until_the_last_array_is_gone():
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
 
-        def round_of(keep):
+        def round_of():
             d = ep.dispatch(x, ids)
-            kept = [a.output_tokens[:2] for a in d], combine(ep, d, weights)
-            return kept if keep else None
+            return [a.output_tokens[:2] for a in d], combine(ep, d, weights)
 
-        round_of(False)
+        round_of()
         gc.collect()
         held = ep.memory().allocated_bytes
         for _ in range(2):
-            round_of(False)
+            round_of()
             gc.collect()
         assert ep.memory().allocated_bytes == held, "a steady state allocates nothing"
-        first = round_of(True)
+        first = round_of()
         copies = [a.copy() for part in first for a in part]
-        second = round_of(True)
+        second = round_of()
         assert ep.memory().allocated_bytes > held
         assert same_bits(sum(first, []), copies), "kept arrays keep their values"
     assert same_bits(second[1], first[1]), "and outlive the ExpertParallel"
