@@ -101,8 +101,14 @@ def _refuse_what_cannot_be_written(args):
             raise EPValueError(
                 f"{option} {path} cannot be written: {Path(path).parent} must be a folder you can write to"
             )
+    if args.trace and Path(args.trace).absolute() in (Path(args.out).absolute(), _tape_of(args.out).absolute()):
+        raise EPValueError(f"--trace {args.trace} is the file of the page or of the tape: give another name")
     if args.figures and Path(args.figures).is_file():
         raise EPValueError(f"--figures {args.figures} is a file: name a folder")
+
+
+def _tape_of(out):
+    return Path(out).with_name(Path(out).stem + "-tape.html")
 
 
 def _recorded(args):
@@ -124,7 +130,7 @@ def _recorded(args):
         routed = routed_for(cfg, args.seed)
     drawn = drawn_of(cfg, routed)
     differences, history = [], None
-    link = Path(args.out).with_name(Path(args.out).stem + "-tape.html")
+    link = _tape_of(args.out)
     if drawn.whole is None:
         history = History(record(cfg, routed, fused=args.fused, seed=args.seed))
         differences = history.recording.differences

@@ -66,9 +66,10 @@ def _slice(cfg, routed):
     world = _world(ranks, local, top_k, ids, weights, [x[:3] for x in routed.x[:ranks]])
     names = ", ".join(f"e{n} is expert {e}" for e, n in shown.items())
     notes = [
-        f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens are too many to "
-        f"draw: the stage shows a slice, the first {max(map(len, picked))} tokens of {ranks} ranks and their choices "
-        f"among {len(shown)} experts ({names}). The matrices and loads show the whole routing."
+        f"{cfg.n_ranks} ranks x {cfg.n_local_experts} experts x {max(routed.num_tokens)} tokens, top-{cfg.top_k}, are "
+        f"too many to draw (at most {RANKS} x {LOCAL} x {TOKENS}, top-{TOP_K}). The stage shows a slice: the first "
+        f"{max(map(len, picked))} tokens of {ranks} ranks, and up to {top_k} choices each among {len(shown)} experts "
+        f"({names}). The matrices and loads show the whole routing."
     ]
     return world, notes
 

@@ -65,7 +65,8 @@ def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, numbe
 
 def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, run, without_a_tape):
     status, out, _ = run("--ranks 8 --tokens 100 --top-k 8 --out p.html")
-    assert status == 0 and "8 ranks x 2 experts x 100 tokens are too many to draw" in out
+    assert status == 0
+    assert "8 ranks x 2 experts x 100 tokens, top-8, are too many to draw (at most 4 x 3 x 4, top-3)" in out
     assert "\nno tape: a world too large to draw has too many operations\n" in out
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
     (tmp_path / "p-tape.html").write_text("old")
@@ -101,6 +102,8 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
         ("--out none/p.html", "--out none/p.html cannot be written: none must be a folder you can write to"),
         ("--trace none/t.json", "--trace none/t.json cannot be written: none must be a folder you can write to"),
         ("--out .", "--out . is a folder: name a file"),
+        ("--out p.html --trace p.html", "--trace p.html is the file of the page or of the tape"),
+        ("--trace ./explain-tape.html", "--trace ./explain-tape.html is the file of the page or of the tape"),
         ("--figures file", "--figures file is a file: name a folder"),
         ("--input file --top-k 5 --tokens 9", "--top-k, --tokens: no meaning with --input"),
     ],
