@@ -95,7 +95,7 @@ def _cause(f):
             "lane 0 counts when it has written itself, and other lanes have not yet: a syncwarp() is missing between "
             "the store and the count."
         )
-    if f.race_on("messages") and f.says("release comes before it"):
+    if f.race_on("messages") and f.says("release comes before it|here the read came first"):
         return "the message is counted before it is written: store first, count after."
     if f.race_on("messages") and f.says("scopes"):
         return "the reader is another block: cta is too narrow a scope for the count."

@@ -142,13 +142,16 @@ def _cause(f):
     if f.waits_for("recv_count") and f.only_zeros_missing():
         return "an expert without tokens gets no signal, and its receiver waits for ever: send counts of 0 too."
     if f.waits_for("recv_count") and _at_home(f):
-        return "the signals lie at home: they belong into recv_count of the expert's rank, expert // LOCAL."
+        return "the signals lie at home: they belong in recv_count of the expert's rank, expert // LOCAL."
     if f.waits_for("finished"):
         return "block 0 waits for a number in `finished` that never comes: the count of this very expert."
     if f.waits_for("recv_count"):
-        return "a signal is at the wrong place: its index is [expert % LOCAL, my_rank], and my_rank is the sender."
+        return (
+            "a signal is missing or at the wrong place: each expert gets one, its index is [expert % LOCAL, my_rank], "
+            "and my_rank is the sender."
+        )
     if f.kind == "bounds":
-        return "an address is outside the regions: recv_count of a rank has LOCAL * N_RANKS words, of 8 bytes."
+        return "an address is wrong: recv_count of a rank has LOCAL * N_RANKS words, of 8 bytes."
     if f.race_on("recv_count") and f.says("scopes"):
         return "the scope of the signal is too narrow: it goes to another GPU, so sys."
     if f.race_on("recv_count") and f.says("plain"):

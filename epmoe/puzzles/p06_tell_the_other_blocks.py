@@ -101,8 +101,8 @@ def _cause(f):
         return "all blocks wait for one flag: each hears its own, ready + u64(4 * block_idx())."
     if f.waits_for("ready"):
         return (
-            "the flags of some blocks are never raised: there is one for each of grid_dim() blocks, block 0 included, "
-            "and there may be more blocks than threads."
+            "the flags of some blocks are never raised, or are reset before they are seen: there is one for each of "
+            "grid_dim() blocks, block 0 included, and there may be more blocks than threads."
         )
     if f.kind == "hang":
         return "not all threads of a block come to the same syncthreads()."

@@ -133,8 +133,8 @@ def _cause(f):
         return "an address is outside the arrays: all numbers take 4 bytes, two bf16 too, and a row has WORDS words."
     if f.differs("out"):
         return (
-            "the wrong numbers are added: word i of [token, k] is number (token * TOP_K + k) * WORDS + i, and "
-            "fma_rn(a, b, c) is a * b + c."
+            "the wrong numbers are added: word i of [token, k] is number (token * TOP_K + k) * WORDS + i, its halves "
+            "go to low and high, and fma_rn(a, b, c) is a * b + c."
         )
     return None
 
@@ -162,6 +162,10 @@ PUZZLE = Puzzle(
         (
             _model(ids=lambda d: np.zeros_like(d["ids"])),
             "empty slots take part: where ids[token, k] is -1 nothing is added, or NaN spoils the sum.",
+        ),
+        (
+            _model(ids=lambda d: np.where(d["ids"] > 0, d["ids"], -1)),
+            "expert 0 is left out: only an id below 0 is an empty slot.",
         ),
         (
             _model(ids=lambda d: np.where((d["ids"] < 0).cumsum(axis=1) > 0, -1, d["ids"]).astype(int)),

@@ -166,6 +166,10 @@ PUZZLE = Puzzle(
             _left(lambda out: out),
             "the words are not reset to ABSENT: in the next round old rows would pass for new ones.",
         ),
+        (
+            lambda w: [{"out": w.data["rows"]}] * RANKS,
+            "take turns ESCAPE back into ABSENT: leave it, since a row may hold ESCAPE itself.",
+        ),
         (_left(np.zeros_like), "the words are reset to 0, and 0 may be data. What has not come yet is ABSENT."),
     ),
     sign=_sign,

@@ -42,6 +42,13 @@ WRONG = [
         ],
         "store first, count after",
     ),
+    (
+        [
+            ("store_i32(place, value)", "if lane_id() == 0: red_add_release_gpu_i32(finished, 1)"),
+            ("if lane_id() == 0:\n    red_add_release_gpu_i32(finished, 1)", "store_i32(place, value)"),
+        ],
+        "store first, count after",
+    ),
     ([("store_i32(place, value)", "pass")], "counted, and never written"),
     ([("store_i32(place, value)", "if lane_id() == 0: store_i32(place, value)")], "each lane stores its own"),
     ([("(finished, 1)", "(finished, 2)")], "must grow by 1 for each"),

@@ -48,5 +48,7 @@ WRONG = [
     ([("u64(count)", "u64(1)")], "not just a 1"),
     ([("u64(count)", "u64(count + 1)")], "not one more"),
     ([("u64(4 * expert)", "u64(0)")], "the count of this very expert"),
+    ([("u64(8 *", "u64(4 *")], "an address is wrong"),
+    ([(SEND, f"if expert // LOCAL == my_rank: {SEND}")], "a signal is missing"),
     ([("(expert % LOCAL * N_RANKS + my_rank)", "(my_rank * LOCAL + expert % LOCAL)")], "at the wrong place"),
 ]

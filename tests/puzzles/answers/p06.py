@@ -55,6 +55,7 @@ WRONG = [
     ([("ld_acquire_gpu_i32", "load_i32")], "both need a strong word"),
     ([("    store_i32(ready + u64(4 * block_idx()), 0)", "    pass")], "the flags stay raised"),
     ([("block += block_dim()", "break")], "the flags of some blocks are never raised"),
+    ([("if thread_idx() == 0:", "store_i32(ready + u64(4 * block_idx()), 0)\nif thread_idx() == 0:")], "reset before"),
     ([("block = thread_idx()", "block = thread_idx() + 1")], "the flags of some blocks are never raised"),
     ([("if thread_idx() == 0:", "if True:")], "one thread polls for the block"),
     (

@@ -52,6 +52,8 @@ WRONG = [
         "each step is rounded to bf16",
     ),
     ([(">= 0", "> -2")], "empty slots take part"),
+    ([(">= 0", "> 0")], "expert 0 is left out"),
+    ([("high = fma_rn(weight, bf16_hi(word), high)", "pass")], "its halves go to low and high"),
     ([("weight = load_f32(weights + u64(4 * at))", "weight = f32(1.0)")], "without their weights"),
     ([("bf16_lo", "bf16_xx"), ("bf16_hi", "bf16_lo"), ("bf16_xx", "bf16_hi")], "the two halves are swapped"),
     ([(", low)", ", f32(0.0))"), (", high)", ", f32(0.0))")], "the sum begins anew"),

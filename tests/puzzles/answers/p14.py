@@ -46,6 +46,16 @@ WRONG = [
     ([("store16_relaxed_sys(place, a", "store16(place, a")], "both need strong words"),
     ([("store16_relaxed_sys(place, ABSENT, ABSENT, ABSENT, ABSENT)", "pass")], "the words are not reset to ABSENT"),
     ([("ABSENT, ABSENT, ABSENT, ABSENT", "0, 0, 0, 0")], "the words are reset to 0"),
+    (
+        [
+            (
+                "(place, ABSENT, ABSENT, ABSENT, ABSENT)",
+                "(place, ABSENT, ABSENT, ABSENT, ABSENT)\n"
+                "a, b, c, d = [ABSENT if word == ESCAPE else word for word in (a, b, c, d)]",
+            )
+        ],
+        "ESCAPE back into ABSENT",
+    ),
     ([("a = ESCAPE if a == ABSENT else a\n", "")], "send ESCAPE in its stead"),
     ([("store16_relaxed_sys(place, a, b, c, d)", "store16_relaxed_sys(place, b, a, c, d)")], "in the wrong order"),
     ([("store16_relaxed_sys(place, a, b, c, d)", "pass")], "put stores nothing"),
