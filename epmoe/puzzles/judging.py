@@ -10,6 +10,7 @@ from textwrap import fill
 import numpy as np
 
 from epmoe.device.sim.machine import Kernel
+from epmoe.device.sim.recorder import Recorder
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.telling import WIDTH, wrapped
 from epmoe.puzzles.holes import holes_of
@@ -182,6 +183,24 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
     if puzzle.more:
         praise += "\n" + puzzle.more(puzzle, answer, tell)
     return praise
+
+
+def shared(region):
+    """A Puzzle's `more`: Wrong unless each thread of its first world writes to this region."""
+
+    def more(puzzle, answer, tell):
+        world, recorder = puzzle.worlds()[0], Recorder()
+        run(maker(puzzle, answer)(world), world, Schedule(), recorder=recorder)
+        writes = [e for e in recorder.events if e.launch >= 0 and e.wrote is not None and e.span.name == region]
+        busy, threads = len({(e.rank, e.block, e.thread) for e in writes}), world.n_ranks * world.grid * world.block
+        if busy < threads:
+            raise Wrong(
+                f"{threads - busy} of {threads} threads have no part in the work: deal it out to all, as the puzzle "
+                f"says.\n\nWorld: {world.name}. The memory is right."
+            )
+        return "All threads have a part in the work."
+
+    return more
 
 
 def maker(puzzle, answer):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.judging import Puzzle, shared
 from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 1: copy rows.
@@ -149,4 +149,5 @@ PUZZLE = Puzzle(
         (_one_too_far, "the rows are one too far: block 0 begins with row 0."),
     ),
     cause=_cause,
+    more=shared("copied"),
 )

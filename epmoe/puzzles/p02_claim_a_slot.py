@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.judging import Puzzle, shared
 from epmoe.puzzles.world import Region, World, many
 
 START = '''"""Puzzle 2: claim a slot.
@@ -155,4 +155,5 @@ PUZZLE = Puzzle(
     ),
     sign=_sign,
     cause=_cause,
+    more=shared("messages"),
 )

@@ -5,7 +5,7 @@ import ast
 import numpy as np
 
 from epmoe.puzzles.holes import holes_of
-from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.judging import Puzzle, shared
 from epmoe.puzzles.world import NOT_YET, Region, World, many
 
 START = '''"""Puzzle 12: fuse async and wait.
@@ -237,6 +237,7 @@ PUZZLE = Puzzle(
     canonical=canonical,
     sign=_sign,
     cause=_cause,
+    more=shared("recv_buf"),
 )
 
 

@@ -49,4 +49,8 @@ WRONG = [
     ([("store16(copied", "store16(rows")], "no row has been copied yet"),
     ([("i += block_dim()", "pass")], "a loop never ends"),
     ([("load16(rows + at)", "rows[row, i]")], "A region is an address, not an array"),
+    (
+        [("row = block_idx()", "row = 0 if block_idx() == 0 else num_tokens"), ("row += grid_dim()", "row += 1")],
+        "2 of 4 threads have no part in the work",
+    ),
 ]

@@ -56,5 +56,14 @@ WRONG = [
     ([("slot * LANES", "slot")], "two warps write to the same slot|slot s begins|several tokens|do not agree"),
     ([("store_i32(place", "print(place) if place < 0 else max(place")], "no message is written"),
     ([("slot = 0\nif", "if")], "set it before the `if` too"),
+    (
+        [
+            (
+                "store_i32(place, 100 * (token + 1) + lane_id())",
+                "if lane_id() == 0:\n    for i in range(LANES):\n        store_i32(place + u64(4 * i), 100 * (token + 1) + i)",
+            )
+        ],
+        "31 of 32 threads have no part in the work",
+    ),
     ([("slot * LANES", "token * LANES")], "the slot of its token's number"),
 ]

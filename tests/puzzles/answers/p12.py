@@ -56,6 +56,13 @@ SENDS = """while token < num_tokens:
 """
 
 WRONG = [
+    (
+        [
+            ("block_idx(), block_idx(), block_idx()", "(0, 0, 0) if block_idx() == 0 else (99, 99, 99)"),
+            ("+= grid_dim()", "+= 1"),
+        ],
+        "4 of 6 threads have no part in the work",
+    ),
     ([(SIGNALS + RECEIVES, RECEIVES + SIGNALS)], "signal first, receive after"),
     ([(SENDS + SIGNALS, SIGNALS + SENDS)], "all its sends come before its signals"),
     (
