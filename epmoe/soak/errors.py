@@ -57,7 +57,7 @@ def found(rank, words) -> Found:
     if words[COUNT]:
         expected, seen = (int(words[i : i + 1].view(np.uint32)[0]) for i in (EXPECTED, SEEN))
         place = SAYS[int(words[WHAT])].format(place=int(words[PLACE]), part=int(words[PART]))
-        first = f"rank {rank}, round {int(words[ROUND])}: {place}: expected {_number(expected)}, is {_number(seen)}"
+        first = f"rank {rank}, round {int(words[ROUND]) + 1}: {place}: expected {_number(expected)}, is {_number(seen)}"
     return Found(rank, int(words[COUNT]) & 0xFFFFFFFF, rows, tokens, first)
 
 

@@ -127,7 +127,7 @@ def test_a_wrong_dispatch_is_found(what):
         found = soak.found()
         soak.combine(number, d)
     assert found[0].errors > 0 and found[1].errors == 0
-    assert found[0].first.startswith(f"rank 0, round {number}: ") and says in found[0].first
+    assert found[0].first.startswith(f"rank 0, round {number + 1}: ") and says in found[0].first
 
 
 @pytest.mark.parametrize("what", ["a k", "a row twice"])
