@@ -22,12 +22,12 @@ class Number:
 
     def judge(self, answer, name):
         """What is right about the answer's number of this name; raises Wrong."""
-        got = getattr(answer, name, None)
-        if got is None:
+        given = getattr(answer, name, None)
+        if given is None:
             raise Wrong(f"{name} is not answered: put your number in the place of None.")
-        if isinstance(got, bool) or not hasattr(got, "__float__"):
-            raise Wrong(f"{name} must be a number, not {str(got)[:40]!r}")
-        got = float(got)
+        got = _as_float(given)
+        if got is None:
+            raise Wrong(f"{name} must be a number, not {str(given)[:40]!r}")
         if self._is(got, self.right):
             return f"{name} = {_shown(self.right)}: {self.because}"
         for number, says in self.looks:
@@ -37,6 +37,14 @@ class Number:
 
     def _is(self, got, number):
         return math.isclose(got, number, rel_tol=max(self.close, 1e-9), abs_tol=1e-9)
+
+
+def _as_float(given):
+    """The float of a number, None for anything else."""
+    try:
+        return None if isinstance(given, (bool, str)) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _shown(number):

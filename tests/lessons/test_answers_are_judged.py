@@ -280,6 +280,8 @@ def test_numbers_are_judged(number, name):
         (None, "not answered"),
         ("7", "must be a number"),
         (True, "must be a number"),
+        (np.array([5, 6]), "must be a number"),
+        (10**400, "must be a number"),
     ):
         with pytest.raises(Wrong) as wrong:
             asked.judge(SimpleNamespace(**{name: value}), name)
