@@ -33,7 +33,7 @@ class Way:
         """A table with a line for each k."""
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("k", "expert", "on rank", "as row", "weight", "result[0]", "weight * result[0]"):
-            table.add_column(name, justify="right", no_wrap=True, style="bold" if name == "k" else "")
+            table.add_column(name, justify="right", style="bold" if name == "k" else "")
         for k, pair in enumerate(self.pairs):
             if pair is None:
                 table.add_row(str(k), "-1", "-")
