@@ -74,7 +74,7 @@ def write(params, ids, finished, token, my_rank):
 
 @device_fn
 def receive(params, my_rank):
-    """Given: wait for each signal, then copy the messages that it tells of."""
+    """Given: wait for each signal, then copy the messages that it counts."""
     recv_buf, seen = region(params, RECV_BUF, my_rank), region(params, SEEN, my_rank)
     for segment in range(LOCAL * N_RANKS):
         word = region(params, RECV_COUNT, my_rank) + u64(8 * segment)

@@ -140,8 +140,8 @@ PUZZLE = Puzzle(
     line="one block waits for all, and flags let the others go",
     start=START,
     hints=(
-        "tell: the threads of block 0 have each stored a part of `offsets`. Who raises a flag must "
-        "know of all parts. hear: one thread polls; the others must know what it knows.",
+        "tell: the threads of block 0 have each stored a part of `offsets`. A thread that raises a "
+        "flag must know of all parts. hear: one thread polls; the others must know what it knows.",
         "Both times that is a syncthreads(): in tell before the flags, in hear behind the wait.",
         "The flag is released in tell and acquired in hear. Both blocks are on one GPU: gpu.",
         "tell: syncthreads(), then block = thread_idx() and a loop in steps of block_dim(). hear: "

@@ -14,8 +14,8 @@ src_rank, then the rows of local expert 1, and so on.
 
 A block takes a segment. Find the row at which it begins, copy its messages,
 thread by thread, and let the first segment of each expert write
-row_offsets[local_expert], the row at which the expert begins. (What the last
-row_offsets, the number of all rows, needs is given.)
+row_offsets[local_expert], the row at which the expert begins. (The last one,
+the number of all rows, is written by lines that are given.)
 
 In NumPy:
     rows = np.concatenate([recv_buf[e, s, :counts[e, s]]

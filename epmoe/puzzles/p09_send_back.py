@@ -15,7 +15,7 @@ Combine begins here. The experts have turned every row into a result, and each
 goes back to the rank it came from. A block takes the rows of one src_rank:
 rows[first] to rows[end - 1]. src_info says for each row its token and its k
 (which of the token's top_k choices it was); padding rows have -1, -1 and go
-nowhere. The result belongs into returned[token, k] of src_rank. There is a
+nowhere. The result belongs in returned[token, k] of src_rank. There is a
 place for every (token, k), so nobody needs to claim a slot.
 
 When the whole block has written, one thread signals: the number of rows,

@@ -15,7 +15,7 @@ Lamport all-reduce works like this.)
 
 Two holes:
   put    store the words a, b, c, d at place. If one of them happens to be
-         ABSENT, send ESCAPE in its stead.
+         ABSENT, send ESCAPE instead.
   take   poll the 16 bytes at place until all four words have come. Reset the
          place to ABSENT, for the next round. (The return is given.)
 
@@ -140,7 +140,7 @@ def _cause(f):
     ):
         return "put stores nothing, and take waits for ever."
     if f.kind == "hang" and (f.world.data["rows"] == ABSENT).any():
-        return "a word that happens to be ABSENT is sent as it is, and take waits for ever: send ESCAPE in its stead."
+        return "a word that happens to be ABSENT is sent as it is, and take waits for ever: send ESCAPE instead."
     if f.kind == "hang" and (f.world.data["rows"] == 0).all():
         return "a word of 0 is data: only ABSENT has not come yet."
     if f.kind == "hang":

@@ -56,7 +56,7 @@ WRONG = [
         ],
         "ESCAPE back into ABSENT",
     ),
-    ([("a = ESCAPE if a == ABSENT else a\n", "")], "send ESCAPE in its stead"),
+    ([("a = ESCAPE if a == ABSENT else a\n", "")], "send ESCAPE instead"),
     ([("store16_relaxed_sys(place, a, b, c, d)", "store16_relaxed_sys(place, b, a, c, d)")], "in the wrong order"),
     ([("store16_relaxed_sys(place, a, b, c, d)", "pass")], "put stores nothing"),
     ([("== ABSENT or", "in (ABSENT, 0) or")], "a word of 0 is data"),
