@@ -102,7 +102,8 @@ class _OfMegatron:
 class RowsImplementation(_OfMegatron):
     """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
 
-    Arguments are lists over ranks, or this rank's with per_rank. An object serves one world, sized by its first call.
+    Arguments, and each result but the handle, are lists over ranks, or this rank's with per_rank. An object serves one
+    world, sized by its first call.
     Optional, for gradients: dispatch_backward(grad_recv_x, grad_recv_token_probs, handle) -> (grad_x,
     grad_token_probs), and combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
@@ -125,7 +126,8 @@ class HybridImplementation(_OfMegatron):
     """Megatron's HybridEP: one row for each (token, local expert), grouped by expert, padded or cut to a given size.
 
     options: the keyword arguments of dispatch that it serves, and "without_probs" for probs=None. Cases that need more
-    are listed as not served. Arguments are lists over ranks, or this rank's with per_rank.
+    are listed as not served. Arguments, and each result but the handle, are lists over ranks, or this rank's with
+    per_rank.
     Optional, for gradients: dispatch_backward(grad_hidden, grad_probs, handle) -> (grad_x, grad_probs), and
     combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
