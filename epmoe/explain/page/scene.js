@@ -143,7 +143,7 @@ function counters(world, model, state, places) {
   if (!state.reset.has("counters")) for (const which of ["reserved", "finished"]) for (const p of model.pairs)
     if (state[which].has(name(p))) value[which][`${p.rank}.${p.e}`] = (value[which][`${p.rank}.${p.e}`] ?? 0) + 1;
   for (let rank = 0; rank < places.R; rank++) {
-    nodes.push(strip(places, rank, "counters", state.counters === "both" ? places.beside ? "reserved, and below finished" : "reserved, finished" : "reserved"));
+    nodes.push(strip(places, rank, "counters", state.counters === "both" ? "reserved, finished" : "reserved"));
     for (let e = 0; e < places.E; e++) {
       const dst = Math.floor(e / places.L), le = e % places.L;
       ["reserved", "finished"].forEach((which, i) => {
