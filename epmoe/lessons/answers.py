@@ -3,6 +3,7 @@
 import copy
 import traceback
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 
 import numpy as np
@@ -18,7 +19,9 @@ def load(file, number="N", command="lesson"):
     """The module of a student's file, the answer to exercise (or puzzle) `number`; Wrong if it fails, EPValueError if none is there."""
     path = Path(file).absolute()
     if not path.exists():
-        raise EPValueError(f"there is no file {file}: `epmoe {command} {number} --start {file}` writes one to fill in")
+        raise EPValueError(
+            f"there is no file {file}: `epmoe {command} {number} --start {quote(str(file))}` writes one to fill in"
+        )
     if not path.is_file():
         raise EPValueError(f"{file} is not a file: name the one that --start wrote")
     module = ModuleType("answer")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 
 from epmoe.command_line import DIFFERS, EQUAL, number_of_one
 from epmoe.lessons import FILES, exercise, own_routing
@@ -87,10 +88,11 @@ def start(number, file):
     """Write the file of a lesson's exercises: the questions, and code to fill in."""
     path = Path(file)
     if path.exists():
-        raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
+        other = quote(file.removesuffix(".py") + "_2.py")
+        raise EPValueError(f"{file} exists and is left alone: give another name, --start {other}")
     with plain_simulator():
         path.write_text(new_answer(number), encoding="utf-8")
-    print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {file}")
+    print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {quote(file)}")
     return EQUAL
 
 

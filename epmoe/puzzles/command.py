@@ -4,7 +4,9 @@ import ast
 import hashlib
 import json
 import textwrap
+from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
@@ -102,9 +104,10 @@ def start(number, file):
     """Write the file of a puzzle."""
     path = Path(file)
     if path.exists():
-        raise EPValueError(f"{file} exists and is left alone: give another name, --start {path.stem}_2.py")
+        other = quote(file.removesuffix(".py") + "_2.py")
+        raise EPValueError(f"{file} exists and is left alone: give another name, --start {other}")
     path.write_text(puzzle(number).start, encoding="utf-8")
-    named = "" if file == file_of(number) else f" {file}"
+    named = "" if file == file_of(number) else f" {quote(file)}"
     print(f"{file} is written. Fill the hole, then\n  epmoe puzzle {number} --check{named}")
     return EQUAL
 
@@ -173,4 +176,5 @@ def _solved():
 
 def _remember(path):
     if path.parent.resolve() == Path.cwd():
-        Path(SOLVED).write_text(json.dumps(_solved() | {path.name: _digest(path)}, indent=1), encoding="utf-8")
+        with suppress(OSError):  # a folder that cannot be written still gets its verdict
+            Path(SOLVED).write_text(json.dumps(_solved() | {path.name: _digest(path)}, indent=1), encoding="utf-8")

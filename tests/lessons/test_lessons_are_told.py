@@ -215,6 +215,9 @@ def test_start_writes_the_question_and_spares_what_is_there(capsys, monkeypatch,
     assert status == 2 and "is left alone" in text and (tmp_path / "answer2.py").read_text() == "mine"
     assert run(capsys, "2", "--start", "here")[0] == 0 and (tmp_path / "here").exists()
     assert run(capsys, "2", "--check", "here")[0] == 1
+    (tmp_path / "a b").mkdir()
+    assert run(capsys, "2", "--start", "a b/c.py")[1].endswith("lesson 2 --check 'a b/c.py'\n")
+    assert run(capsys, "2", "--start", "a b/c.py")[1].endswith("--start 'a b/c_2.py'\n")
     status, text = run(capsys, "2", "--start", str(tmp_path / "no" / "folder.py"))
     assert status == 2 and "folder.py: No such file or directory" in text
 

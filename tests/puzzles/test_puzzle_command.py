@@ -61,6 +61,13 @@ def test_a_verdict_fits_the_terminal_though_its_numbers_are_wide(folder, capsys)
     assert re.search(r"should be\n.*\n  token 0 +\[-5.12227e-09\].*\n +<- first diff", said, re.S)
 
 
+def test_a_folder_that_cannot_be_written_gets_its_verdict(folder, capsys):
+    (folder / "puzzle01.py").write_text(right(1)[0])
+    (folder / ".puzzles_solved.json").mkdir()  # stands for a read-only folder, which stops no administrator
+    assert main(["puzzle", "1", "--check"]) == 0
+    assert capsys.readouterr().out.startswith("RIGHT")
+
+
 def test_a_verdict_as_json(folder, capsys):
     (folder / "mine.py").write_text("print('hello')\n" + wrong(1)[3][0])
     assert main(["puzzle", "1", "--check", "mine.py", "--json"]) == 1
