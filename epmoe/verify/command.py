@@ -41,7 +41,6 @@ def run(args, console=None):
             from epmoe.verify import words
 
             return words.walk(args, console, worlds)
-        args.ranks = args.ranks or worlds.n_ranks
         return _verify(args, console, worlds)
     except (EPValueError, UnavailableError):
         raise
@@ -91,6 +90,9 @@ def _verify(args, console, worlds):
     start = time.perf_counter()
     refuse_to_overwrite(args)
     batch = routing.load(args.input) if args.input else None
+    if batch and batch.rank_offsets is not None and not worlds.mpi:
+        args.ranks = args.ranks or len(batch.rank_offsets) - 1
+    args.ranks = args.ranks or worlds.n_ranks
     case = case_of(args, batch)
     notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
     record = {"case": str(case), "config": asdict(case.cfg), "notes": notes, "seeds": [], "passed": True}
