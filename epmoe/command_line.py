@@ -30,6 +30,13 @@ OPTION_OF = {
 }
 
 
+def refuse_to_overwrite(source, **written):
+    """Refuse an option, name=path, that would write over the file which the command reads. Both may be None."""
+    for name, path in written.items():
+        if source and path and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path):
+            raise EPValueError(f"--{name} {path} is the file that is read, and would be overwritten: name another one")
+
+
 def at_least_one(text):
     """An option's whole number, at least 1."""
     return _whole(text, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_zero, sizes_of_a_world
+from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_zero, refuse_to_overwrite, sizes_of_a_world
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
@@ -94,6 +94,7 @@ def run(args):
 
 
 def _refuse_what_cannot_be_written(args):
+    refuse_to_overwrite(args.input, out=args.out, trace=args.trace)
     for option, path in (("--out", args.out), ("--trace", args.trace)):
         if path and Path(path).is_dir():
             raise EPValueError(f"{option} {path} is a folder: name a file")

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 
-from epmoe.command_line import at_least_one
+from epmoe.command_line import at_least_one, refuse_to_overwrite
 from epmoe.routing_report import dump, page, report, text
 from epmoe_ref.config import TOKEN_FORMATS
 
@@ -63,6 +63,7 @@ def add_arguments(parser):
 
 def run(args):
     """Print the report. The exit status is 0, or 2 if the file or the options are invalid."""
+    refuse_to_overwrite(args.file, html=args.html)
     found = report.report(
         dump.read(args.file),
         Path(args.file).name.encode("utf-8", "replace").decode(),

@@ -7,11 +7,11 @@ from dataclasses import asdict
 import numpy as np
 
 from epmoe import device, routing
-from epmoe.command_line import DIFFERS, EQUAL
+from epmoe.command_line import DIFFERS, EQUAL, refuse_to_overwrite
 from epmoe.progress import progress
 from epmoe.verify import pictures, report
 from epmoe.verify.checked_rounds import Case, rounds_of
-from epmoe.verify.options import add_arguments, refuse_to_overwrite, refuse_what_would_be_ignored
+from epmoe.verify.options import add_arguments, refuse_what_would_be_ignored
 from epmoe.verify.worlds import Worlds, between
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
@@ -88,7 +88,7 @@ def batches(case, seed, batch):
 
 def _verify(args, console, worlds):
     start = time.perf_counter()
-    refuse_to_overwrite(args)
+    refuse_to_overwrite(args.input, dump=args.dump)  # --dump writes bf16 bits: float32 would lose precision
     batch = routing.load(args.input) if args.input else None
     if batch and batch.rank_offsets is not None and not worlds.mpi:
         args.ranks = args.ranks or len(batch.rank_offsets) - 1

@@ -1,7 +1,6 @@
 """The options of `epmoe verify`, and which of them are refused together."""
 
 import argparse
-import os
 
 from epmoe.command_line import at_least_one, at_least_zero, kernels_and_world, part_of_all, sizes_of_a_world
 from epmoe.verify.checked_rounds import WEIGHTS
@@ -137,9 +136,3 @@ def refuse_what_would_be_ignored(args):
         if wrong and wrong[0] in OF_THE_MATRIX
         else BESIDE_A_FILE,
     )
-
-
-def refuse_to_overwrite(args):
-    """Refuse a --dump into the file of --input. --dump writes bf16 bits, so a float32 file would lose precision."""
-    if args.input and args.dump and os.path.exists(args.dump) and os.path.samefile(args.input, args.dump):
-        raise EPValueError(f"--dump {args.dump} is the file of --input, which would be overwritten: name another one")

@@ -104,6 +104,7 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
         ("--out .", "--out . is a folder: name a file"),
         ("--out p.html --trace p.html", "--trace p.html is the file of the page or of the tape"),
         ("--trace ./explain-tape.html", "--trace ./explain-tape.html is the file of the page or of the tape"),
+        ("--input file --out file", "--out file is the file that is read, and would be overwritten"),
         ("--figures file", "--figures file is a file: name a folder"),
         ("--input file --top-k 5 --tokens 9", "--top-k, --tokens: no meaning with --input"),
     ],

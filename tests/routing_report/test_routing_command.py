@@ -105,6 +105,14 @@ def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
     assert "in 3 steps" in capsys.readouterr().out
 
 
+def test_the_page_is_never_written_over_the_dump(capsys, tmp_path):
+    file = tmp_path / "a.npy"
+    np.save(file, np.arange(8).reshape(4, 2))
+    before = file.read_bytes()
+    assert main(["routing", str(file), "--html", str(file)]) == 2
+    assert "would be overwritten" in capsys.readouterr().err and file.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "argv, said",
     [
