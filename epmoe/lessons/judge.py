@@ -13,7 +13,7 @@ from epmoe.lessons.answers import Wrong, load
 from epmoe.lessons.telling import plain_simulator
 from epmoe_ref.errors import EPValueError
 
-PATIENCE_S = 10
+PATIENCE_S, START_S = 10, 60  # the start is not the answer's: a busy machine imports slowly
 PARTS = ("warm-up", "core", "stretch")
 IN_TURN = ("warm-up", "stretch", "core")  # numbers first: code may not end
 
@@ -34,12 +34,13 @@ def verdicts(number, file, output=None):
 def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
     """What `python -m module` says of its task in the end: ("right" or "wrong", words). how: as for guard.process.
 
-    It may say ["begun", ""] before, or ["part", x] for heard(x), and then has patience_s seconds more, but no
-    more than in_all_s.
+    It has START_S seconds to say ["begun", ""], before it reads the answer. It may say so again, or ["part", x] for
+    heard(x), and then has patience_s seconds more, but no more than in_all_s.
     """
-    end = time.monotonic() + in_all_s
+    end, patience = time.monotonic() + in_all_s, START_S
     with guard.process(module, task, **how) as (process, lines):
-        for what, says in lines(lambda: min(patience_s, end - time.monotonic())):
+        for what, says in lines(lambda: min(patience, end - time.monotonic())):
+            patience = patience_s
             if what == "cannot":
                 raise EPValueError(says)
             if what == "part":
@@ -56,9 +57,11 @@ def run(task, say):
     number, file = task
     try:
         with plain_simulator():
+            questions = exercise(number)
+            say(["begun", ""])
             answer = load(file, number)
             for part in IN_TURN:
-                say(["part", [part, *_judged(exercise(number), part, answer)]])
+                say(["part", [part, *_judged(questions, part, answer)]])
         say(["right", ""])
     except Wrong as error:
         say(["wrong", str(error)])

@@ -384,6 +384,15 @@ def test_the_verdict_as_json(capsys, tmp_path):
         assert all(part["verdict"] for part in record["parts"])
 
 
+def test_a_slow_start_is_not_the_answers_fault(monkeypatch, tmp_path):
+    (tmp_path / "slow_judge.py").write_text(
+        "import time\nfrom epmoe import guard\ntime.sleep(1)\n"
+        "guard.child(lambda task, say: (say(['begun', '']), say(['right', task])))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert judge.verdict_of("slow_judge", "fine", patience_s=0.5) == ("right", "fine")
+
+
 def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
     for argv, says in (
         (["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
