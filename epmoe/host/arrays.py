@@ -151,24 +151,11 @@ def view(obj, what):
     )
 
 
-def peek(obj, what):
-    """(form, address, array) of any array, faster than view(). In host memory the address is None, and array an Array.
-
-    form: everything except the values that decides whether an array is accepted, including its address modulo
-    VECTOR_BYTES. (PEEKS.get(type(obj)) or peek)(obj, what) is faster still.
-    """
-    array = None if type(obj) in PEEKS else view(obj, what)
-    way = PEEKS.get(type(obj))  # view() enters the type of the first tensor
-    if way is not None:
-        return way(obj, what)
-    return array.form, None if array.host is not None else array.address, array
-
-
 def look(arrays, names):
-    """(form of each array, addresses, arrays), see peek(). The address is None for arrays in host memory."""
+    """(form of each array, addresses, arrays), see PEEKS."""
     forms, addresses, seen = [], [], []
     for a, name in zip(arrays, names):
-        form, address, array = (PEEKS.get(type(a)) or peek)(a, name)
+        form, address, array = PEEKS[type(a)](a, name)
         forms.append(form)
         addresses.append(address)
         seen.append(array)
@@ -185,6 +172,19 @@ def first(array, n, axis=0):
     if isinstance(array, DeviceArray):
         return array.first(n, axis)
     return array[(slice(None),) * axis + (slice(n),)]
+
+
+class _Peeks(dict):
+    def __missing__(self, kind):
+        return _peek_any
+
+
+def _peek_any(obj, what):
+    array = view(obj, what)
+    way = PEEKS.setdefault(type(obj), _peek_any)  # view() has entered the type of the first tensor
+    if way is not _peek_any:
+        return way(obj, what)
+    return array.form, None if array.host is not None else array.address, array
 
 
 def _peek_device(a, what):
@@ -270,4 +270,6 @@ def _unless_c_order(shape, strides, itemsize):
     return None if is_ordered else tuple(strides)
 
 
-PEEKS = {DeviceArray: _peek_device}  # by type: functions like peek()
+# PEEKS[type(obj)](obj, what) is (form, address, array) of any array, faster than view(). form: all that decides whether
+# an array is accepted, but its values. In host memory the address is None, and array an Array.
+PEEKS = _Peeks({DeviceArray: _peek_device})

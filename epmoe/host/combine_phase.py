@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, peek, view
+from epmoe.host.arrays import PEEKS, view
 from epmoe.host.dispatched import Dispatched
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
@@ -47,7 +47,7 @@ class CombinePhase:
                     f"combine of rank {r.rank} was given a {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
                 )
-            form, at, y = (PEEKS.get(type(y)) or peek)(y, "expert_outputs")
+            form, at, y = PEEKS[type(y)](y, "expert_outputs")
             n_rows = engine.plans.get((r.rank, form))
             if n_rows is None:
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, d)
@@ -121,12 +121,9 @@ class CombinePhase:
             r, n, words = part.plan.r, part.plan.num_tokens, part.words
             form, weights_at, types = None, 0, NO_TYPES
             if takes_weights:
-                look = PEEKS.get(type(w))
-                if look is None:
-                    look = peek
-                    if not hasattr(w, "shape"):  # a number is refused
-                        inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
-                form, weights_at, w = look(w, "router_weights")
+                if type(w) not in PEEKS:  # it may be no array: a number is refused
+                    inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
+                form, weights_at, w = PEEKS[type(w)](w, "router_weights")
             if weights_args or epilogue_args:
                 arguments = self._arguments(r.rank, len(results), way, weights_args, epilogue_args)
                 types = tuple([tuple([a.type for a in of_one]) for of_one in arguments])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, peek, view
+from epmoe.host.arrays import PEEKS, view
 from epmoe.host.dispatched import ARRAYS, Dispatched
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
@@ -84,8 +84,8 @@ class DispatchPhase:
                 scales = inputs.ranks_of(engine.world, "input_scale", input_scale)
         plans, kept, parts, unplaced = engine.plans, [], [], []
         for (r, of_x, of_ids), (x, ids), scale in zip(self._named, given, scales):
-            x_form, x_at, x = (PEEKS.get(type(x)) or peek)(x, of_x)
-            ids_form, ids_at, ids = (PEEKS.get(type(ids)) or peek)(ids, of_ids)
+            x_form, x_at, x = PEEKS[type(x)](x, of_x)
+            ids_form, ids_at, ids = PEEKS[type(ids)](ids, of_ids)
             key = r.rank, x_form, ids_form, function
             plan = plans.get(key)
             # values in host memory are checked in every call
