@@ -160,8 +160,7 @@ class MemoryPool:
 
     def __init__(self, machine, rank=0, part=None):
         self.machine, self.rank, self.is_part = machine, rank, part is not None
-        self.buffer, first, end = part or (None, 0, 0)
-        self._gaps = [(first, end)] if end > first else []  # of the part: bytes of no piece
+        self.buffer, self._first, self._end = part or (None, 0, 0)
         self._pieces, self._free = set(), {}  # size -> {Piece: a dead weak reference}
         self.bytes_by_name = {}  # of all buffers made, lent or not
 
@@ -187,10 +186,10 @@ class MemoryPool:
     def _new_piece(self, a, size):
         buffer, start = self.buffer, 0
         if self.is_part:
-            start = self._taken(size)
+            start = self._gap(size)
             if start is None:
-                self._join()
-                start = self._taken(size)
+                self._drop_free()
+                start = self._gap(size)
             if start is None:
                 return None
         else:
@@ -201,27 +200,21 @@ class MemoryPool:
         self._pieces.add(piece)
         return piece
 
-    def _taken(self, nbytes):
-        """Take nbytes from a gap and return their start; None if no gap is large enough."""
-        for i, (start, end) in enumerate(self._gaps):
-            if end - start >= nbytes:
-                self._gaps[i : i + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+    def _gap(self, nbytes):
+        """Start of the first nbytes of the part that are in no piece; None if there is no such gap."""
+        start = self._first
+        for piece in sorted(self._pieces, key=attrgetter("start")):
+            if piece.start - start >= nbytes:
                 return start
-        return None
+            start = piece.start + piece.nbytes
+        return start if self._end - start >= nbytes else None
 
-    def _join(self):
-        """Turn returned pieces into gaps, and join adjacent gaps."""
-        gaps = self._gaps
+    def _drop_free(self):
+        """Make gaps of the returned pieces."""
         for free in self._free.values():
             while free:
                 piece, _ = free.popitem()
                 self._pieces.discard(piece)
-                gaps.append((piece.start, piece.start + piece.nbytes))
-        self._gaps = []
-        for start, end in sorted(gaps):
-            if self._gaps and self._gaps[-1][1] == start:
-                start, _ = self._gaps.pop()
-            self._gaps.append((start, end))
 
     @property
     def lent_bytes(self):
