@@ -31,20 +31,18 @@ class Interface:
     """How a kind of caller (NumPy, torch) gives arrays and gets results.
 
     look: see host.arrays.look(). results_of: see memory_pool.results_of(). wrap: gives the caller a NumPy array on the
-    host, without a copy, since the array is filled later. refuse(array, its name): before a plan is made, raises errors
-    that look() does not check for. in_order(buffer): makes the next launches wait for the caller's stream. It returns
-    None if results need nothing more, or else a function that takes the call's results, makes the caller's stream wait
-    for them, and returns them for the caller.
+    host, without a copy, since the array is filled later. in_order(buffer): makes the next launches wait for the
+    caller's stream. It returns None if results need nothing more, or else a function that takes the call's results,
+    makes the caller's stream wait for them, and returns them for the caller.
     """
 
     look: Callable
     results_of: Callable
     wrap: Callable
-    refuse: Callable
     in_order: Callable | None = None
 
 
-PLAIN = Interface(look, results_of, np.asarray, lambda array, name: None)
+PLAIN = Interface(look, results_of, np.asarray)
 
 
 class NoRoom(Exception):
@@ -180,10 +178,6 @@ class Buffer(GroupMemory):
         kind, interface, options, _ = key
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
-        for r, (_, arrays) in zip(self.ranks, given):
-            of_rank = f" of rank {r.rank}" if self.world_has_lists else ""
-            for array, what in zip(arrays, names):
-                interface.refuse(array, f"{what}{of_rank}")
         # the arrays from look(), which may have copied one that kernels cannot read in place
         by_name = [list(of_ranks) for of_ranks in zip(*[arrays for _, arrays in given])]
         plan = kind(self, interface, names, by_name, options, of)

@@ -30,21 +30,16 @@ def readable(what, given):
     """
     if not isinstance(given, Tensor):
         return given
-    _refuse(given, what)
+    if not (device.SIM or given.is_cuda):
+        raise EPValueError(
+            f"{what} is on the CPU, and epmoe runs on the GPU here: move it there with .cuda(), or set "
+            "EPMOE_DEVICE=sim for the simulator"
+        )
     if given.requires_grad:
         given = given.detach()
     if not given.is_contiguous():
         given = given.contiguous()
     return given.clone() if given.data_ptr() % VECTOR_BYTES else given
-
-
-def _refuse(given, what):
-    """Raise EPValueError for a tensor on the CPU."""
-    if isinstance(given, Tensor) and not (device.SIM or given.is_cuda):
-        raise EPValueError(
-            f"{what} is on the CPU, and epmoe runs on the GPU here: move it there with .cuda(), or set "
-            "EPMOE_DEVICE=sim for the simulator"
-        )
 
 
 def _look(given, names):
@@ -53,10 +48,10 @@ def _look(given, names):
     for one in given:
         if type(one) is not Tensor and type(one) is not Parameter:
             break
-        at = one.data_ptr()
-        if at % VECTOR_BYTES or not one.is_contiguous():
+        at, ordinal = one.data_ptr(), one.get_device()  # -1 on the CPU
+        if at % VECTOR_BYTES or ordinal < 0 or not one.is_contiguous():
             break
-        forms.append((one.shape, one.dtype, one.get_device()))
+        forms.append((one.shape, one.dtype, ordinal))
         addresses.append(at)
     else:
         return tuple(forms), addresses, given
@@ -129,4 +124,4 @@ def _simulated(fields, machine):
 
 
 _ways = (look, _simulated) if device.SIM else (_look, _results_of)
-TENSORS = Interface(*_ways, from_numpy, _refuse, in_stream_order)
+TENSORS = Interface(*_ways, from_numpy, in_stream_order)
