@@ -15,20 +15,6 @@ from epmoe_ref.errors import EPValueError
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
-DTYPES = {  # endings of messages
-    "input_tokens": "bfloat16 is needed: convert it, or view it as bfloat16 if its 16 bits are bf16 already",
-    "topk_ids": "an integer type is needed: convert it to int64",
-    "expert_outputs": "combine_dtype={combine_dtype!r} needs {dtype}: convert it, or configure another combine_dtype",
-    "gate_up": "bfloat16 is needed: convert it",
-    "router_weights": "float32 is needed: convert it",
-}
-SHAPES = {
-    "input_tokens": "(num_tokens, hidden={hidden}) is needed",
-    "topk_ids": "(num_tokens={num_tokens}, top_k={top_k}) is needed, one row for each token of input_tokens",
-    "expert_outputs": "(rows, hidden={hidden}) is needed",
-    "gate_up": "(rows, 2 * width) is needed: gate and up side by side",
-    "router_weights": "(num_tokens={num_tokens}, top_k={top_k}) is needed",
-}
 
 
 def ranks_of(world, what, argument):
@@ -61,7 +47,11 @@ def tokens(cfg, machine, rank, given):
     if a.host is not None and cfg.token_format == "bf16" and a.dtype in (np.float16, np.float32):
         with np.errstate(all="ignore"):
             a = view(a.host.astype(BF16), what)
-    _expect(what, a, a.dtype == BF16, a.shape[1:] == (cfg.hidden,), hidden=cfg.hidden)
+    if a.dtype != BF16:
+        rule = "bfloat16 is needed: convert it, or view it as bfloat16 if its 16 bits are bf16 already"
+        raise EPValueError(f"{what} has dtype {a.dtype}, {rule}")
+    if a.shape[1:] != (cfg.hidden,):
+        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed")
     if a.shape[0] > cfg.max_tokens_per_rank:
         raise EPValueError(
             f"{what} holds {a.shape[0]} tokens, more than "
@@ -74,8 +64,11 @@ def topk_ids(cfg, machine, rank, given, num_tokens):
     """Check topk_ids of a rank: integers (num_tokens, top_k); -1, or ids in [0, n_experts) distinct in a token."""
     what = f"topk_ids of rank {rank}"
     a = readable(machine, given, what)
-    shape = num_tokens, cfg.top_k
-    _expect(what, a, a.dtype.kind in "iu", a.shape == shape, num_tokens=num_tokens, top_k=cfg.top_k)
+    if a.dtype.kind not in "iu":
+        raise EPValueError(f"{what} has dtype {a.dtype}, an integer type is needed: convert it to int64")
+    if a.shape != (num_tokens, cfg.top_k):
+        needed = f"(num_tokens={num_tokens}, top_k={cfg.top_k}) is needed, one row for each token of input_tokens"
+        raise EPValueError(f"{what} has shape {a.shape}, {needed}")
     if a.host is not None:
         check_ids(what, a.host, "n_experts", cfg.n_experts)
     return a
@@ -108,9 +101,12 @@ def expert_outputs(cfg, machine, rank, given, capacity, d):
     rows: the exact number or capacity. d: a Dispatched; its n_rows waits, and is read only if rows are not capacity.
     """
     what = f"expert_outputs of rank {rank}"
-    a, dtype, hidden = readable(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype], cfg.hidden
-    needs = dict(combine_dtype=cfg.combine_dtype, dtype=dtype, hidden=hidden)
-    _expect(what, a, a.dtype == dtype, a.shape[1:] == (hidden,), **needs)
+    a, dtype = readable(machine, given, what), COMBINE_DTYPE[cfg.combine_dtype]
+    if a.dtype != dtype:
+        rule = f"combine_dtype={cfg.combine_dtype!r} needs {dtype}: convert it, or configure another combine_dtype"
+        raise EPValueError(f"{what} has dtype {a.dtype}, {rule}")
+    if a.shape[1:] != (cfg.hidden,):
+        raise EPValueError(f"{what} has shape {a.shape}, (rows, hidden={cfg.hidden}) is needed")
     return _one_for_each_row(a, what, capacity, d)
 
 
@@ -118,18 +114,11 @@ def gate_up(machine, rank, given, capacity, d):
     """Check the experts' first product: bf16 (rows, 2 * width); rows and d as in expert_outputs."""
     what = f"gate_up of rank {rank}"
     a = readable(machine, given, what)
-    has_pairs = len(a.shape) == 2 and a.shape[1] % 2 == 0 < a.shape[1]
-    _expect(what, a, a.dtype == BF16, has_pairs)
+    if a.dtype != BF16:
+        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it")
+    if len(a.shape) != 2 or a.shape[1] % 2 or a.shape[1] == 0:
+        raise EPValueError(f"{what} has shape {a.shape}, (rows, 2 * width) is needed: gate and up side by side")
     return _one_for_each_row(a, what, capacity, d)
-
-
-def _expect(what, a, has_dtype, has_shape, **values):
-    """Raise EPValueError unless has_dtype and has_shape. what: names argument and rank; values: for the message."""
-    name = what.partition(" ")[0]
-    if not has_dtype:
-        raise EPValueError(f"{what} has dtype {a.dtype}, {DTYPES[name].format(**values)}")
-    if not has_shape:
-        raise EPValueError(f"{what} has shape {a.shape}, {SHAPES[name].format(**values)}")
 
 
 def _one_for_each_row(a, what, capacity, d):
@@ -150,8 +139,10 @@ def router_weights(cfg, machine, rank, given, num_tokens):
             "function (token, k, *router_weights_args) -> float32 is needed, a single number is refused"
         )
     a = readable(machine, given, what)
-    shape = num_tokens, cfg.top_k
-    _expect(what, a, a.dtype == np.float32, a.shape == shape, num_tokens=num_tokens, top_k=cfg.top_k)
+    if a.dtype != np.float32:
+        raise EPValueError(f"{what} has dtype {a.dtype}, float32 is needed: convert it")
+    if a.shape != (num_tokens, cfg.top_k):
+        raise EPValueError(f"{what} has shape {a.shape}, (num_tokens={num_tokens}, top_k={cfg.top_k}) is needed")
     return a
 
 
