@@ -158,8 +158,9 @@ def scheduling(async_finish, allocate_on_comm_stream):
         raise EPValueError("allocate_on_comm_stream=True needs async_finish=True: else there is no such stream")
 
 
-def same_as_handle(buffer, handle, numbers, pad_multiple):
+def same_as_handle(handle, numbers, pad_multiple):
     """Raise EPValueError if num_permuted_tokens (one, or one a rank) or pad_multiple is given and not the handle's."""
+    buffer = handle.buffer
     if buffer.world_has_lists and not isinstance(numbers, (list, tuple)):
         numbers = [numbers] * len(handle.num_rows)
     numbers = inputs.ranks_of(buffer.world, "num_permuted_tokens", numbers)
@@ -174,10 +175,3 @@ def same_as_handle(buffer, handle, numbers, pad_multiple):
         raise EPValueError(
             f"pad_multiple={pad_multiple}, the handle has {pad}: leave it out, or give what the dispatch was given"
         )
-
-
-def handle_of(kind, maker, handle):
-    """Return the handle; raise EPValueError unless the matching dispatch made it."""
-    if not isinstance(handle, kind):
-        raise EPValueError(f"handle is a {type(handle).__name__}; the handle that {maker}.forward returned is needed")
-    return handle

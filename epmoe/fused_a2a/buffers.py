@@ -45,7 +45,9 @@ class _Buffers(WeakKeyDictionary):
 
 
 _buffer, _hybrid_ep_buffer = _Buffers(), _Buffers("reset_hybrid_ep_buffer(group)")
-buffer_of, hybrid_ep_buffer = _buffer.of, _hybrid_ep_buffer.of
+# a handle asks for a Buffer when the dispatch's was closed
+RowsHandle.buffer_of = buffer_of = _buffer.of
+hybrid.HybridHandle.buffer_of = hybrid_ep_buffer = _hybrid_ep_buffer.of
 
 
 def get_buffer(group, hidden_bytes: int):

@@ -44,8 +44,7 @@ class FusedDispatch:
         grad_output's dtype (bf16, fp16, float32). grad_token_probs is not masked: it is the exact adjoint only if the
         caller's gradient is 0 where recv_token_indices is -1. None gives None.
         """
-        handle, given = ctx.handle, (grad_output, grad_token_probs)
-        grad_x, grad_probs = handle.dispatch_gradients(buffer_of_handle(handle), given)
+        grad_x, grad_probs = ctx.handle.dispatch_gradients(grad_output, grad_token_probs)
         return grad_x, None, grad_probs, None, None, None, None
 
 
@@ -86,9 +85,7 @@ class FusedCombine:
 
         previous_event: the gradient of forward's second result, None; it changes nothing.
         """
-        handle = ctx.handle
-        grad_x = handle.combine_gradient(buffer_of_handle(handle), (grad_output,))
-        return grad_x, None, None, None, None
+        return ctx.handle.combine_gradient(grad_output), None, None, None, None
 
 
 def fused_dispatch(
@@ -118,8 +115,8 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     """FusedCombine.forward without a ctx; see there for arguments, results and errors."""
     if allocate_on_comm_stream:
         arguments.scheduling(async_finish, allocate_on_comm_stream)
-    buffer = buffer_for_combine(handle, group)
-    return handle.combined(buffer, (x,)), None
+    expect_handle(handle, group)
+    return handle.combined(x), None
 
 
 def dispatch(buffer, given, num_experts, group, interface, on_device):
@@ -135,23 +132,16 @@ def dispatch(buffer, given, num_experts, group, interface, on_device):
     return (*made, handle)
 
 
-def buffer_of_handle(handle):
-    """The Buffer for calls with a handle; raises EPValueError unless FusedDispatch.forward made the handle."""
+def expect_handle(handle, group):
+    """Raise EPValueError unless a fused_dispatch over this group made the handle."""
     if type(handle) is not RowsHandle:
-        arguments.handle_of(RowsHandle, "FusedDispatch", handle)
-    return buffer_of(handle.group) if handle.buffer.closed else handle.buffer
-
-
-def buffer_for_combine(handle, group):
-    """buffer_of_handle(handle); raises EPValueError unless group is the handle's."""
-    buffer = buffer_of_handle(handle)
+        RowsHandle.refuse(handle)
     if handle.group is not group:
         buffer_of(group)  # raises if it is no world
         raise EPValueError(
             f"group is {group!r}, and the handle belongs to a dispatch over another one, "
             f"{handle.group!r}: rows go back over the group that they came by; pass that one"
         )
-    return buffer
 
 
 def values_and_scales(is_list, name, given):

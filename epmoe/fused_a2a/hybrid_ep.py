@@ -50,9 +50,8 @@ class HybridEPDispatch:
         grad_x[t] sums the token's rows as HybridEPCombine.forward does; grad_probs is a copy where a pair has a row,
         zero elsewhere. Rows without a token are never read. grad_probs=None gives None.
         """
-        handle, given = ctx.handle, (grad_x, grad_probs)
-        grads = handle.dispatch_gradients(buffer_of_handle(handle), given)
-        return grads[0], None, grads[1], None, None, None, None, None, None
+        grad_x, grad_probs = ctx.handle.dispatch_gradients(grad_x, grad_probs)
+        return grad_x, None, grad_probs, None, None, None, None, None, None
 
 
 class HybridEPCombine:
@@ -73,9 +72,7 @@ class HybridEPCombine:
     @staticmethod
     def backward(ctx, grad_x):
         """Gradients of forward's four arguments: (grad_x [P, H], None, None, None); rows without a token are zero."""
-        handle = ctx.handle
-        grad_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_x,))
-        return grad_rows, None, None, None
+        return ctx.handle.combine_gradient(grad_x), None, None, None
 
 
 def hybrid_ep_dispatch(
@@ -107,8 +104,7 @@ def hybrid_ep_dispatch(
 
 def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
     """HybridEPCombine.forward without a ctx; see there for arguments, results and errors. fused: changes nothing."""
-    buffer = buffer_of_handle(handle)
-    return combine(buffer, (x,), PLAIN, handle, num_permuted_tokens, pad_multiple)
+    return combine(x, PLAIN, handle, num_permuted_tokens, pad_multiple)
 
 
 def dispatch(
@@ -145,17 +141,12 @@ def dispatch(
     return (*made, handle)
 
 
-def combine(buffer, given, interface, handle, num_permuted_tokens=None, pad_multiple=None):
-    """hybrid_ep_combine for any Interface. given: (x,)."""
+def combine(x, interface, handle, num_permuted_tokens=None, pad_multiple=None):
+    """hybrid_ep_combine for any Interface."""
+    if type(handle) is not HybridHandle:
+        HybridHandle.refuse(handle)
     n = num_permuted_tokens
     is_same = n is None or type(n) is int and handle.num_rows == [n]
     if not is_same or pad_multiple is not None:
-        arguments.same_as_handle(buffer, handle, n, pad_multiple)
-    return handle.combined(buffer, given, interface)
-
-
-def buffer_of_handle(handle):
-    """The Buffer for calls with a handle; raises EPValueError unless HybridEPDispatch.forward made the handle."""
-    if type(handle) is not HybridHandle:
-        arguments.handle_of(HybridHandle, "HybridEPDispatch", handle)
-    return hybrid_ep_buffer(handle.group) if handle.buffer.closed else handle.buffer
+        arguments.same_as_handle(handle, n, pad_multiple)
+    return handle.combined(x, interface)

@@ -18,6 +18,7 @@ from epmoe.host.arrays import Field
 from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
+from epmoe_ref.errors import EPValueError
 
 MOST_ARRANGED = 256  # Arrangements kept for one kind of result, by number of rows
 PLACES, X, PROBS = map(at, ("places", "x", "probs"))
@@ -34,10 +35,11 @@ class Handle:
     came, not room for the most.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
     gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
+    buffer_of(group): finds or makes the Buffer of a group, if the dispatch's was closed.
     """
 
     __slots__ = "plan buffer loans group num_rows capacity __weakref__".split()
-    DISPATCH, COMBINE, GRADIENT, CACHED, num_sms = "", "", (), None, (None, None)
+    DISPATCH, COMBINE, GRADIENT, CACHED, num_sms, buffer_of = "", "", (), None, (None, None), None
 
     def __init__(self, plan, group):
         self.plan, self.buffer, self.group = plan, plan.buffer, group
@@ -46,6 +48,11 @@ class Handle:
     def know(self, num_rows):
         """Take the numbers of rows, which the host has been told, and the capacity that follows from all tokens."""
         self.num_rows, self.capacity = num_rows, self.buffer.n_ranks * self.buffer.max_tokens
+
+    @classmethod
+    def refuse(cls, handle):
+        """Raise EPValueError: another dispatch, or none, made the handle."""
+        raise EPValueError(f"handle is a {type(handle).__name__}; the handle that {cls.DISPATCH} returned is needed")
 
     def __copy__(self, memo=None):
         """The handle itself: calls never change it."""
@@ -59,22 +66,27 @@ class Handle:
             "pickled: keep token_indices or routing_map instead, and dispatch again where the handle is needed"
         )
 
-    def combined(self, buffer, given, interface=PLAIN):
-        """The sum of the given rows by token."""
-        how = self.num_sms[1:]
-        return buffer.call(self.COMBINE, CombinePlan, ("x",), given, how, self, interface)[0][0]
+    def combined(self, x, interface=PLAIN):
+        """The sum of the rows x by token."""
+        buffer, num_sms = self.buffer, self.num_sms[1:]
+        if buffer.closed:
+            buffer = self.buffer_of(self.group)
+        return buffer.call(self.COMBINE, CombinePlan, ("x",), (x,), num_sms, self, interface)[0][0]
 
-    def dispatch_gradients(self, buffer, given, interface=PLAIN):
-        """Gradients of the tokens and of probs (or None). given: gradients of the rows, and of probs or None."""
-        call, names, how = f"the gradient of {self.DISPATCH}", self.GRADIENT, self.num_sms[1:]
-        if arguments.absent(given[1]):
-            given = given[:1]
-        return buffer.call(call, CombinePlan, names, given, how, self, interface)[0]
+    def dispatch_gradients(self, grad_x, grad_probs, interface=PLAIN):
+        """Gradients of the tokens and of probs (or None), from those of the rows."""
+        given = (grad_x,) if arguments.absent(grad_probs) else (grad_x, grad_probs)
+        buffer, name, num_sms = self.buffer, f"the gradient of {self.DISPATCH}", self.num_sms[1:]
+        if buffer.closed:
+            buffer = self.buffer_of(self.group)
+        return buffer.call(name, CombinePlan, self.GRADIENT, given, num_sms, self, interface)[0]
 
-    def combine_gradient(self, buffer, given, interface=PLAIN):
-        """Gradients of the rows. given: (gradients of the tokens,)."""
-        call, names, how = f"the gradient of {self.COMBINE}", self.GRADIENT[:1], self.num_sms[:1]
-        return buffer.call(call, self.CACHED, names, given, how, self, interface)[0][0]
+    def combine_gradient(self, grad_x, interface=PLAIN):
+        """Gradients of the rows, from those of the tokens."""
+        buffer, name, num_sms = self.buffer, f"the gradient of {self.COMBINE}", self.num_sms[:1]
+        if buffer.closed:
+            buffer = self.buffer_of(self.group)
+        return buffer.call(name, self.CACHED, self.GRADIENT[:1], (grad_x,), num_sms, self, interface)[0][0]
 
     form = property(attrgetter("plan.form", "capacity"))
     num_tokens, sums = property(attrgetter("plan.num_tokens")), property(attrgetter("plan.sums"))

@@ -4,7 +4,7 @@ import torch
 
 from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
-from epmoe.fused_a2a.fused import buffer_for_combine, buffer_of_handle
+from epmoe.fused_a2a.fused import expect_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, any_gradient, is_recorded, leaves_of, once
 from epmoe.torch.process_group import world_of
@@ -39,7 +39,7 @@ class FusedDispatch(WorldFunction):
     @once
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
+        made = gradients(ctx, grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
 
 
@@ -64,7 +64,7 @@ class FusedDispatchOnDevice(WorldFunction):
     @once
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_output, grad_token_probs)
+        made = gradients(ctx, grad_output, grad_token_probs)
         return made[0], None, made[1], None, None
 
 
@@ -99,8 +99,8 @@ class FusedCombine(WorldFunction):
     def plain(x, group, handle, async_finish=False, allocate_on_comm_stream=False):
         if allocate_on_comm_stream:
             arguments.scheduling(async_finish, allocate_on_comm_stream)
-        buffer = buffer_for_combine(handle, world_of(group))
-        return handle.combined(buffer, (x,), TENSORS), None
+        expect_handle(handle, world_of(group))
+        return handle.combined(x, TENSORS), None
 
     @staticmethod
     def forward(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False):
@@ -112,9 +112,7 @@ class FusedCombine(WorldFunction):
     @once
     def backward(ctx, grad_output, previous_event=None):
         """Gradients of forward's arguments: x first, None otherwise."""
-        handle = ctx.handle
-        of_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_output,), TENSORS)
-        return of_rows, None, None, None, None
+        return ctx.handle.combine_gradient(grad_output, TENSORS), None, None, None, None
 
 
 def fused_dispatch(

@@ -20,12 +20,13 @@ def remember(ctx, made, probs, *constant):
     ctx.mark_non_differentiable(*constant)
 
 
-def gradients(ctx, buffer, grad_rows, grad_probs):
-    """Gradients of a dispatch's tokens and probs. Missing gradients count as zeros. buffer: see buffer_of_handle()."""
+def gradients(ctx, grad_rows, grad_probs):
+    """Gradients of a dispatch's tokens and probs. Missing gradients count as zeros."""
     if grad_rows is None:
         grad_rows = _zeros(ctx.rows_like)
-    given = grad_rows, grad_probs if ctx.probs_need_gradient else None
-    grad_x, grad_probs = ctx.handle.dispatch_gradients(buffer, given, TENSORS)
+    if not ctx.probs_need_gradient:
+        grad_probs = None
+    grad_x, grad_probs = ctx.handle.dispatch_gradients(grad_rows, grad_probs, TENSORS)
     if grad_probs is None and ctx.probs_need_gradient:
         grad_probs = _zeros(ctx.probs_like)
     return grad_x, grad_probs

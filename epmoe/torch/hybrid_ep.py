@@ -2,7 +2,6 @@
 
 from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
-from epmoe.fused_a2a.hybrid_ep import buffer_of_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, is_recorded, once
 from epmoe.torch.process_group import world_of
@@ -47,7 +46,7 @@ class HybridEPDispatch(WorldFunction):
     @once
     def backward(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle):
         """Gradients of forward's nine arguments: x first, probs third, None otherwise."""
-        made = gradients(ctx, buffer_of_handle(ctx.handle), grad_x, grad_probs)
+        made = gradients(ctx, grad_x, grad_probs)
         return made[0], None, made[1], None, None, None, None, None, None
 
 
@@ -58,7 +57,7 @@ class HybridEPCombine(WorldFunction):
 
     @staticmethod
     def plain(x, handle, *options):
-        return hybrid_ep.combine(buffer_of_handle(handle), (x,), TENSORS, handle, *options)
+        return hybrid_ep.combine(x, TENSORS, handle, *options)
 
     @staticmethod
     def forward(ctx, x, handle, num_permuted_tokens=None, pad_multiple=None):
@@ -70,9 +69,7 @@ class HybridEPCombine(WorldFunction):
     @once
     def backward(ctx, grad_x):
         """Gradients of forward's arguments: x first, None otherwise."""
-        handle = ctx.handle
-        of_rows = handle.combine_gradient(buffer_of_handle(handle), (grad_x,), TENSORS)
-        return of_rows, None, None, None
+        return ctx.handle.combine_gradient(grad_x, TENSORS), None, None, None
 
 
 def hybrid_ep_dispatch(

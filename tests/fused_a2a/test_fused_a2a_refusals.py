@@ -89,12 +89,12 @@ REFUSED = {
         "allocate_on_comm_stream=True needs async_finish=True",
     ),
     "rows that are not the handle's": (lambda c: c.combine(x=c.x), "rows, "),
-    "another handle": (lambda c: c.combine(handle=c.hybrid), "FusedDispatch.forward returned"),
+    "another handle": (lambda c: c.combine(handle=c.hybrid), "the handle that fused_dispatch returned"),
     "the handle of another group": (
         lambda c: c.combine(group=group_of(2)),
         r"group is .* over another one, .* pass that one",
     ),
-    "no handle": (lambda c: c.sums(handle=None), "HybridEPDispatch.forward returned is needed"),
+    "no handle": (lambda c: c.sums(handle=None), "that hybrid_ep_dispatch returned is needed"),
     "a map of bytes": (
         lambda c: c.by_expert(routing_map=[m.astype(np.uint8) for m in c.maps]),
         "dtype uint8, bool is needed: convert",
