@@ -1,7 +1,6 @@
 """Functions of the caller that run inside kernels (epilogue, router weights, input scale), and their arguments."""
 
 import inspect
-from collections import OrderedDict
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # arrays of these in host memory become float32, which is exact
 NO_TYPES = (), ()
 MOST = 128  # functions that are remembered
-_chosen = OrderedDict()  # by fingerprint
+_chosen = {}  # by fingerprint
 _OF_VALUE = dict(token=np.int32(0), col=np.int32(0), value=np.float32(1))
 PARAMETERS = {  # parameters before a function's own arguments: {name: value for trying it in the simulator}
     "input_scale": dict(i=np.int32(0)),
@@ -203,17 +202,12 @@ def earlier(function):
     if mark is not None:
         _chosen[mark] = function
     if len(_chosen) > MOST:
-        _chosen.popitem(last=False)
+        del _chosen[next(iter(_chosen))]
     return function
 
 
-def _on_the_host(intrinsic):
-    """In the simulator, a rounding function of epmoe.device without NumPy's warnings; it also takes arrays.
-
-    As in kernels, a result too large for float32 silently becomes infinity. On a GPU the function has its own host
-    version, and must stay unwrapped.
-    """
-    return np.errstate(all="ignore")(intrinsic) if device.SIM else intrinsic
-
-
-mul_rn, add_rn, fma_rn = map(_on_the_host, (device.mul_rn, device.add_rn, device.fma_rn))
+# Rounding functions for the caller, also for arrays. As in kernels, a result too large for float32 becomes infinity
+# without a warning; on a GPU they have host versions that do so.
+mul_rn, add_rn, fma_rn = device.mul_rn, device.add_rn, device.fma_rn
+if device.SIM:
+    mul_rn, add_rn, fma_rn = [np.errstate(all="ignore")(of_device) for of_device in (mul_rn, add_rn, fma_rn)]
