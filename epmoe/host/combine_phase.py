@@ -28,7 +28,6 @@ class CombinePhase:
         self._read = ()  # (expert outputs, Dispatched) of each rank, until they are reduced
         self._kept = []  # the caller's arrays in device memory that kernels read, kept until the next combine
         self._unplaced = []  # arrays that begin has checked: see Placing.fill_in
-        self._stored = {}  # arrays that an elementwise_lambda_fn may store into: see _words
         of = engine.ranks[0].dispatch_result.fields
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
@@ -154,32 +153,38 @@ class CombinePhase:
             words[OUT], words[WEIGHTS] = at, weights_at
             results.append(into)
             launches.append((plan[factory], words))
+        stored = {}  # arrays that an elementwise_lambda_fn may store into: see _words
         if outs or unplaced or of_functions:
-            self._place(launches, outs, weights, unplaced, of_functions)
+            self._place(launches, outs, weights, unplaced, of_functions, stored)
         if call == "combine" and not fused:
             launches = [(part.plan[ASYNC], part.words) for part in parts] + launches
         engine.start(call, launches, fused)
         self._read = engine.parts = ()  # the round's memory may be lent again
-        if outs or of_functions or device.SIM:
-            self._finish(outs, of_functions)
+        if outs or stored or device.SIM:
+            self._finish(outs, stored)
         return results if engine.lists else results[0]
 
-    def _place(self, launches, outs, weights, unplaced, of_functions):
+    def _place(self, launches, outs, weights, unplaced, of_functions, stored):
         """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read."""
         if outs:
             self._expect_apart(outs, weights)
         self.engine.placing.fill_in(unplaced)
-        self._stored = {}
-        for i, *what in of_functions:
+        for i, rank, stores, arguments in of_functions:
             launch, words = launches[i]
-            launches[i] = launch, words + self._words(*what)
+            launches[i] = launch, words + self._words(rank, arguments, stored if stores else {})
 
-    def _finish(self, outs, of_functions):
-        """Copy results into the caller's host arrays. In the simulator the kernels have ended; release inputs."""
+    def _finish(self, outs, stored):
+        """Copy results, and values that functions have stored, into the caller's host arrays.
+
+        In the simulator the kernels have ended; release inputs.
+        """
         for out in outs:
             out.finish(self.engine)
-        if of_functions:
-            self._fetch()
+        on_host = [(where, a.host) for _, where, a in stored.values() if a.host is not None and a.host.flags.writeable]
+        if on_host:
+            self.engine.check()
+        for where, host in on_host:
+            self.engine.placing.fetch(*where, host)
         if device.SIM:
             self.engine.placing.let_go()
 
@@ -192,10 +197,10 @@ class CombinePhase:
             found.append([argument(machine, v, name, stores) for v, name in zip(values, names)])
         return found
 
-    def _words(self, rank, stores, arguments):
-        """Place the arrays of checked arguments, and return the arguments' words."""
+    def _words(self, rank, arguments, stored):
+        """Place the arrays of checked arguments, and return the arguments' words. stored: gets the epilogue's arrays."""
         words = []
-        for what, shared, args in zip(ARGUMENTS, ({}, self._stored if stores else {}), arguments):
+        for what, shared, args in zip(ARGUMENTS, ({}, stored), arguments):
             for i, a in enumerate(args):
                 if isinstance(a, ArrayArg):
                     array = a.address
@@ -208,15 +213,6 @@ class CombinePhase:
                     a = a._replace(address=shared[known][0])
                 words += a.words()
         return words
-
-    def _fetch(self):
-        """Copy the values that an elementwise_lambda_fn has stored into the caller's host arrays."""
-        on_host = [(where, a.host) for _, where, a in self._stored.values() if a.host is not None]
-        stored = [(where, host) for where, host in on_host if host.flags.writeable]
-        if stored:
-            self.engine.check()
-        for where, host in stored:
-            self.engine.placing.fetch(*where, host)
 
     def _expect_apart(self, outs, weights):
         """Raise EPValueError if an array of the caller that is written overlaps one that is read."""
