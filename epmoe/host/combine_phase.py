@@ -222,4 +222,4 @@ class CombinePhase:
             if w is not None:
                 of_rank.append(("router_weights", w))
             read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
-        expect_apart([one for out in outs for one in out.named], read)
+        expect_apart([one for out in outs for one in out.named.values()], read)

@@ -150,7 +150,7 @@ class DispatchPhase:
             outs.append(Out(part.loan, self.engine.machine, part.rank, arrays))
         names = [name for _, *names in self._named for name in names]
         read = [(what, view(a, what)) for what, a in zip(names, self._kept)]
-        expect_apart([one for o in outs for one in o.named], read)
+        expect_apart([one for o in outs for one in o.named.values()], read)
         for part, o in zip(parts, outs):
             part.out = o if o.arrays else None
             for name, i in self._written.items():

@@ -20,31 +20,27 @@ class Out:
     """Gives the kernel addresses of the caller's arrays; `finish` fills those in host memory.
 
     arrays: {name: the caller's array}, each with exactly the result's shape and dtype. shape: the result's, if it is
-    smaller than the lent array. named: (name for messages, Array) of each.
+    smaller than the lent array. named: {name: (name for messages, Array)}.
     """
 
     def __init__(self, loan, machine, rank, arrays, shape=None):
-        self.loan, self.arrays, self._seen, self.named = loan, arrays, {}, []
+        self.loan, self.arrays, self.named = loan, arrays, {}
         for name, array in arrays.items():
             field, what = loan.fields[name], f"out: {name} of rank {rank}"
-            seen = inputs.result(machine, array, shape or field.shape, field.dtype, what)
-            self._seen[name] = seen
-            self.named.append((what, seen))
-        self._filled = [name for name, a in self._seen.items() if a.host is not None]
+            self.named[name] = what, inputs.result(machine, array, shape or field.shape, field.dtype, what)
 
     def address(self, name):
         """Address where the kernel writes that array: the caller's device array, or else lent memory."""
-        if name in self._seen and name not in self._filled:
-            return self._seen[name].address
-        return self.loan.address(name)
+        _, given = self.named.get(name, (None, None))
+        return self.loan.address(name) if given is None or given.host is not None else given.address
 
     def finish(self, engine):
         """Wait for the kernels, and copy results into the caller's host arrays, if there are any."""
-        if self._filled:
+        on_host = {name: given.host for name, (_, given) in self.named.items() if given.host is not None}
+        if on_host:
             engine.check()
-        for name in self._filled:
-            given = self._seen[name].host
-            given[...] = to_numpy(self.loan.array(name, len(given)))
+        for name, host in on_host.items():
+            host[...] = to_numpy(self.loan.array(name, len(host)))
 
 
 def expect_apart(outs, inputs=()):
