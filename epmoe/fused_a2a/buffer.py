@@ -263,7 +263,7 @@ class Buffer(GroupMemory):
             mailbox_bytes=self.layout.mailbox_bytes,
             words=r.words.address,
             timeout_ns=max(1, int(self._timeout * 1e9)),
-            columns=r.scratch.address,
+            columns=r.scratches[-1].address,
             lamport_at=self.pool_layout.lamport_at,
             lamport_bytes=self.pool_layout.lamport_bytes,
         )

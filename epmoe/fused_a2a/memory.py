@@ -153,7 +153,7 @@ class _Rank:
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
-        self.scratch, self.retired = None, []  # columns of the layout, now and before
+        self.scratches = []  # columns of the layout: the last is in use, captured graphs write the others
         self.heap = MemoryPool(machine, rank, part=(None, 0, 0))  # has no room until there is a pool
 
 
@@ -199,18 +199,16 @@ class GroupMemory:
             self._retired.append((before, {}, _zero))
         n_columns = n_ranks * (1 + n_local_experts)
         for r in self.ranks:
-            if r.scratch is not None:
-                r.retired.append(r.scratch)  # captured graphs write there
             # columns [blocks, n_columns] uint64
             nbytes = 8 * n_columns * self.launches.most_blocks
-            r.scratch = self.machine.alloc(nbytes, "rows layout", r.rank)
+            r.scratches.append(self.machine.alloc(nbytes, "rows layout", r.rank))
         self.initialise()
 
     def initialise(self):
         """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
         self.world.barrier("reset", self._timeout)
         for r in self.ranks:
-            for memory in (r.words, r.scratch, *r.retired):
+            for memory in (r.words, *r.scratches):
                 memory.fill(0)
         for memory, _, clear in self._memories():
             for buffer in memory.buffers.values():
@@ -302,7 +300,7 @@ class GroupMemory:
         """Free everything; memory of results in use is freed when they are dropped."""
         self.host_words.free()
         for r in self.ranks:
-            for memory in (r.words, r.scratch, *r.retired):
+            for memory in (r.words, *r.scratches):
                 memory.free()
             r.arena.close()
         for memory, heaps, _ in self._memories():
@@ -317,7 +315,7 @@ class GroupMemory:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, and memory of its own."""
         r = self.ranks[0]
-        own = sum(memory.nbytes for memory in (r.words, r.scratch, *r.retired))
+        own = sum(memory.nbytes for memory in (r.words, *r.scratches))
         return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())
 
     @property

@@ -56,11 +56,11 @@ def test_results_and_handles_survive_growth():
 def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
     group = group_of(2)
     buffer, freed = fused_a2a.get_buffer(group, 0), []
-    before = [r.scratch for r in buffer.ranks]
+    before = [r.scratches[-1] for r in buffer.ranks]
     for memory in before:
         memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
     buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
-    assert [r.scratch for r in buffer.ranks] != before and not freed
+    assert [r.scratches[-1] for r in buffer.ranks] != before and not freed
     buffer.close()
     assert freed == before
 
