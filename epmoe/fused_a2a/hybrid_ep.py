@@ -108,21 +108,13 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
 
 
 def dispatch(
-    buffer,
-    given,
-    group,
-    interface,
-    num_local_experts,
-    num_sms_dispatch=24,
-    num_sms_combine=24,
-    num_rows=None,
-    pad_multiple=None,
+    buffer, given, group, interface, num_local_experts, num_sms_dispatch=24, num_sms_combine=24, num_rows=None, pad=None
 ):
     """hybrid_ep_dispatch for any Interface. given: x, routing_map, and probs or None."""
     # True == 1 and 2.0 == 2 would find the plan of the int, so check types
     if not (
         type(num_local_experts) is type(num_rows) is int
-        and pad_multiple is None
+        and pad is None
         and type(num_sms_dispatch) is type(num_sms_combine) is int
         and num_sms_dispatch > 0
         and num_sms_combine > 0
@@ -131,11 +123,11 @@ def dispatch(
         num_sms_combine = arguments.plain("num_sms_combine_api", num_sms_combine, 1)
         num_local_experts = arguments.plain("num_local_experts", num_local_experts, 1)
         num_rows = arguments.plain("num_permuted_tokens", num_rows)
-        pad_multiple = arguments.plain("pad_multiple", pad_multiple)
+        pad = arguments.plain("pad_multiple", pad)
     if given[2] is None or group.lists and arguments.absent(given[2]):
         given = given[:2]
     num_sms, a_world = (num_sms_dispatch, num_sms_combine), getattr(group, "p2p_world_size", None)
-    how = num_local_experts, num_rows, pad_multiple, buffer.fp8_dispatch, a_world, num_sms
+    how = num_local_experts, num_rows, pad, buffer.fp8_dispatch, a_world, num_sms
     name, kind = "hybrid_ep_dispatch", DispatchPlan
     made, handle = buffer.call(name, kind, ARGUMENTS, given, how, group, interface)
     return (*made, handle)
