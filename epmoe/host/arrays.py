@@ -46,9 +46,7 @@ class Field:
     @property
     def byte_strides(self):
         """Strides in bytes, never None."""
-        if self.strides is not None:
-            return self.strides
-        return c_strides(self.shape, self.dtype.itemsize)
+        return self.strides or c_strides(self.shape, self.dtype.itemsize)
 
     @property
     def span(self):
@@ -124,10 +122,10 @@ class DeviceArray:
 
     def numpy(self):
         """The values as a NumPy array (a copy); waits for the GPU."""
-        field = self._field
+        loan, field = self._owner, self._field
         if 0 in field.shape:
             return np.empty(field.shape, field.dtype)
-        raw = self._owner.read_bytes(field.offset, field.span)
+        raw = loan.buffer.read(np.uint8, (field.span,), loan.start + field.offset)
         return np.ndarray(field.shape, field.dtype, raw, strides=field.byte_strides).copy()
 
 

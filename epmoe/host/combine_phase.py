@@ -167,7 +167,13 @@ class CombinePhase:
     def _place(self, launches, outs, weights, unplaced, of_functions, stored):
         """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read."""
         if outs:
-            self._expect_apart(outs, weights)
+            read = []
+            for part, (y, d), w in zip(self.engine.parts, self._read, weights):
+                of_rank = [("expert_outputs", y), *((name, getattr(d, name)) for name in READ)]
+                if w is not None:
+                    of_rank.append(("router_weights", w))
+                read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
+            expect_apart([one for out in outs for one in out.named.values()], read)
         self.engine.placing.fill_in(unplaced)
         for i, rank, stores, arguments in of_functions:
             launch, words = launches[i]
@@ -213,13 +219,3 @@ class CombinePhase:
                     a = a._replace(address=shared[known][0])
                 words += a.words()
         return words
-
-    def _expect_apart(self, outs, weights):
-        """Raise EPValueError if an array of the caller that is written overlaps one that is read."""
-        read = []
-        for part, (y, d), w in zip(self.engine.parts, self._read, weights):
-            of_rank = [("expert_outputs", y), *((name, getattr(d, name)) for name in READ)]
-            if w is not None:
-                of_rank.append(("router_weights", w))
-            read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
-        expect_apart([one for out in outs for one in out.named.values()], read)

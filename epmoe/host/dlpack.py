@@ -16,7 +16,6 @@ from epmoe_ref.errors import EPValueError
 
 # DLDataTypeCode of the DLPack headers, by NumPy's kind or name
 _CODES = {"i": 0, "u": 1, "f": 2, "bfloat16": 4, "float8_e4m3fn": 10, "float8_e8m0fnu": 14}
-_OF_SIZE = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _HEADER_AT, _HEADER_BYTES = 8, 13  # of a DLTensor: device type, device id, dimensions, type code
 _MEMORY = memoryview((ctypes.c_uint8 * sys.maxsize).from_address(0)).cast("B")  # by address
 
@@ -36,7 +35,7 @@ def _named(dtype):
     code = _CODES.get(dtype.name, _CODES.get(dtype.kind))
     if code is None:
         raise EPValueError(f"DLPack has no code for {dtype}; use .numpy() or __cuda_array_interface__")
-    return code, _OF_SIZE[dtype.itemsize]
+    return code, np.dtype(f"u{dtype.itemsize}")
 
 
 def capsule(address, shape, strides, dtype, device, owner):

@@ -245,18 +245,15 @@ class Engine:
                         together = True
             self.machine.synchronize()
         finally:
-            self._free(together)
-
-    def _free(self, together):
-        self.rounds.state = "closed"
-        self.captured.clear()
-        self.parts = ()
-        for call in self._calls.values():
-            call.close()
-        for r in self.ranks:
-            r.arena.close()
-        self.placing.close()
-        self.telling.free()
-        if self.cfg.use_shmem:
-            self.world.disconnect(self._memory)
-        self._memory.free(together, self.timeout)
+            self.rounds.state = "closed"
+            self.captured.clear()
+            self.parts = ()
+            for call in self._calls.values():
+                call.close()
+            for r in self.ranks:
+                r.arena.close()
+            self.placing.close()
+            self.telling.free()
+            if self.cfg.use_shmem:
+                self.world.disconnect(self._memory)
+            self._memory.free(together, self.timeout)

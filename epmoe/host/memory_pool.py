@@ -114,10 +114,6 @@ class Loan:
         field = self.fields[name]
         return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
 
-    def read_bytes(self, offset, nbytes):
-        """A copy of some bytes; waits for the kernels."""
-        return self.buffer.read(np.uint8, (nbytes,), self.start + offset)
-
     def _numpy(self, field):
         nbytes = field.nbytes if field.strides is None else field.span
         raw = self.buffer.array(np.uint8, (max(nbytes, 1),), self.start + field.offset)

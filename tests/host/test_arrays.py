@@ -89,11 +89,11 @@ def test_one_array_may_be_given_for_several_ranks():
 def made(array):
     """A DeviceArray over host memory: what it says of itself can be tested without a GPU."""
 
-    def read_bytes(offset, nbytes):
-        raw = (ctypes.c_uint8 * nbytes).from_address(array.ctypes.data + offset)
-        return np.frombuffer(raw, np.uint8)
+    def read(dtype, shape, offset):
+        raw = (ctypes.c_uint8 * shape[0]).from_address(array.ctypes.data + offset)
+        return np.frombuffer(raw, dtype)
 
-    memory = SimpleNamespace(base=array.ctypes.data, ordinal=0, read_bytes=read_bytes)
+    memory = SimpleNamespace(base=array.ctypes.data, ordinal=0, buffer=SimpleNamespace(read=read), start=0)
     return DeviceArray(memory, Field(array.shape, array.dtype, 0))
 
 
