@@ -16,7 +16,6 @@ from .ptx_factory import types
 ELEMENTS = {
     np.dtype(n): getattr(types, n) for n in ("uint8", "uint16", "int32", "uint32", "uint64", "float32", "float16")
 }
-NUMBERS = {np.int32: types.int32, np.uint64: types.uint64, np.float32: types.float32}
 
 
 def _element(dtype):
@@ -39,7 +38,7 @@ def type_of(value):
         return types.BaseTuple.from_types([type_of(v) for v in value], type(value))
     if _is_array(value):
         return types.Array(_element(value.dtype), len(value.shape), "C")
-    return NUMBERS[type(value)]
+    return ELEMENTS[value.dtype]
 
 
 def _words(value):
