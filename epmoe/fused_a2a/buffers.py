@@ -27,10 +27,8 @@ class _Buffers(WeakKeyDictionary):
     def make(self, group):
         """A new Buffer of a group."""
         inputs.world("group", group)
-        size = group.n_ranks
-        if getattr(group, "shmem", False) and not group.lists:
-            size = getattr(group, "p2p_world_size", size)
-        if size < group.n_ranks:
+        size = getattr(group, "p2p_world_size", group.n_ranks)
+        if getattr(group, "shmem", False) and not group.lists and size < group.n_ranks:
             raise EPValueError(
                 f"group has p2p_world_size={size} and {group.n_ranks} ranks: fused_a2a writes the memory of "
                 "all ranks directly, so they must be one p2p world; use an MPIWorld, or "

@@ -5,6 +5,7 @@ has expired.
 """
 
 from collections import deque
+from operator import methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -81,8 +82,7 @@ class PoolLayout(NamedTuple):
         buffer.fill(0xFF, self.lamport_at, 2 * self.lamport_bytes)
 
 
-def _zero(buffer):
-    buffer.fill(0)
+_zero = methodcaller("fill", 0)  # a buffer
 
 
 def _control_regions(at, n_ranks):
