@@ -76,9 +76,9 @@ def needs(rows, row_bytes, local):
 class ExpandingPlan(Plan):
     """A plan in which rows arrive in the staging area and are expanded into the results, grouped by expert."""
 
-    def prepare_results(self, shape, hidden, dtype):
+    def prepare_results(self, shape, dtype):
         """Prepare for results of this kind; self.of(rows) is a function made by arranged()."""
-        self.shape, of_row = shape, {"out": ((hidden,), dtype)}
+        self.shape, of_row = shape, {"out": ((self.hidden,), dtype)}
         if shape.has_probs:
             of_row["out_probs"] = (), FP32
         if shape.scale_words:
@@ -128,10 +128,9 @@ class DispatchPlan(ExpandingPlan):
         arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
         for of_ranks in probs:
             arguments.matrices(buffer, "probs", of_ranks, dtypes=(FP32,), **of_all)
-        facts = dict(call="hybrid_ep_dispatch", hidden=hidden, dtype=str(dtype))
-        facts |= dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
+        facts = dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
         facts |= dict(has_num_permuted_tokens=limit is not None)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, "hybrid_ep_dispatch", xs, **facts)
         self.form, self.is_exact = (local, tuple(num_tokens), a_world, limit), limit is None
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
@@ -142,7 +141,7 @@ class DispatchPlan(ExpandingPlan):
             of_kernel |= dict(value_bytes=hidden, scale_words=hidden // FP8_GROUP, encode=True)
         shape = buffer.launches.shape(local, row_bytes, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), limit is None)
-        self.prepare_results(shape, hidden, E4M3 if is_fp8 else dtype)
+        self.prepare_results(shape, E4M3 if is_fp8 else dtype)
         if limit is None:  # the host waits for the numbers of rows
             self.remedy = "give num_permuted_tokens"
         else:
@@ -224,13 +223,12 @@ class CachedPlan(ExpandingPlan):
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), capacity = arrays, options, handle.capacity
         xs = arguments.matrices(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens, vectors=True)
-        (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        facts = dict(call="the gradient of hybrid_ep_combine", hidden=hidden, dtype=str(dtype))
-        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
-        row_bytes, local = hidden * dtype.itemsize, handle.sums["n_local_experts"]
+        call = "the gradient of hybrid_ep_combine"
+        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, call, xs)
+        row_bytes, local = self.hidden * self.dtype.itemsize, handle.sums["n_local_experts"]
         buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)
-        self.prepare_results(shape, hidden, dtype)
+        self.prepare_results(shape, self.dtype)
         self.calls = self.rank_calls(resend_kernel(shape), self.stage(capacity, 0))
 
     def run(self, i, addresses, handle, made):

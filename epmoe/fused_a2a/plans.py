@@ -95,13 +95,14 @@ class Handle:
 class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
-    It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. facts: values that
-    must be equal on all ranks, see CallLog. names: of the arrays, for messages. makes: a dispatch's class of handles;
-    None for calls of a handle, whose form is part of the key. rows_vary: whether the number of rows differs between
-    calls with an exact handle. dtypes: {name: type it must have} if arrays must be placed; None if kernels read them in
-    place. remedy: if the call waits for the device, what to call instead during graph capture. check_values: checks the
-    values of arrays in host memory before each call in the simulator; on a GPU kernels do. num_rows, capacity: of a
-    dispatch's handle; num_rows is None if it is not known before the call.
+    It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. x: the checked rows,
+    with `hidden` elements of a `dtype`. call, facts: what must be equal on all ranks, see CallLog. names: of the arrays,
+    for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
+    rows_vary: whether the number of rows differs between calls with an exact handle. dtypes: {name: type it must have}
+    if arrays must be placed; None if kernels read them in place. remedy: if the call waits for the device, what to call
+    instead during graph capture. check_values: checks the values of arrays in host memory before each call in the
+    simulator; on a GPU kernels do. num_rows, capacity: of a dispatch's handle; num_rows is None if it is not known
+    before the call.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that a CUDA graph with it must keep, () if it cannot be captured) and goes on when the launches of all ranks
@@ -112,11 +113,12 @@ class Plan:
     makes = dtypes = remedy = check_values = num_rows = None
     rows_vary = False
 
-    def __init__(self, buffer, interface, names, num_tokens, num_sms, **facts):
+    def __init__(self, buffer, interface, names, num_tokens, num_sms, call, x, **facts):
         self.buffer, self.interface, self.names = buffer, interface, names
+        self.num_tokens, self.num_sms, self.hidden, self.dtype = num_tokens, num_sms, x[0].shape[1], x[0].dtype
+        self.facts = dict(call=call, hidden=self.hidden, dtype=str(self.dtype)) | facts
         many = buffer.launches.tuning.many_blocks
-        self.facts = facts | {f"at least {many} SMs": buffer.launches.blocks(num_sms) >= many}
-        self.num_tokens, self.num_sms = num_tokens, num_sms
+        self.facts[f"at least {many} SMs"] = buffer.launches.blocks(num_sms) >= many
 
     def rank_calls(self, kernel, values):
         """A RankCall for each rank here. values: {field: value} for each rank."""
@@ -154,18 +156,17 @@ class CombinePlan(Plan):
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x, *probs), (num_sms,), num_rows, capacity = arrays, options, handle.num_rows, handle.capacity
         xs = arguments.matrices(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows, vectors=True)
-        (_, hidden), dtype, has_probs = xs[0].shape, xs[0].dtype, bool(probs)
+        self.has_probs = has_probs = bool(probs)
         for of_ranks in probs:
             n_columns = handle.probs_a_row
             arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), n_rows=num_rows, n_columns=n_columns)
-        of_kernel = dict(row_bytes=hidden * dtype.itemsize, dtype=NAMES[dtype], has_probs=has_probs)
-        of_kernel |= dict(combine=handle.num_tokens, num_sms=num_sms)
-        shape = buffer.launches.shape(**of_kernel, **handle.sums)
-        n_probs, self.has_probs = shape.top_k or shape.num_experts, has_probs
-        facts = dict(call="combine", hidden=hidden, dtype=str(dtype), has_probs=has_probs)
-        facts |= dict(probs_a_token=n_probs)
-        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, **facts)
-        of_row = {"out": ((hidden,), dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
+        row_bytes, dtype = xs[0].shape[1] * xs[0].dtype.itemsize, NAMES[xs[0].dtype]
+        of_kernel = dict(dtype=dtype, has_probs=has_probs, combine=handle.num_tokens, num_sms=num_sms)
+        shape = buffer.launches.shape(row_bytes=row_bytes, **of_kernel, **handle.sums)
+        n_probs = shape.top_k or shape.num_experts
+        facts = dict(has_probs=has_probs, probs_a_token=n_probs)
+        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, "combine", xs, **facts)
+        of_row = {"out": ((self.hidden,), self.dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
         of = self.arranged("combine result", of_row)
         self.outs = [of(n) for n in self.num_tokens]
         probs_at = align(capacity * shape.row_bytes)

@@ -47,9 +47,9 @@ class RowsHandle(Handle):
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
-    def prepare_results(self, capacity, hidden, dtype, top_k=0, n_scales=0):
+    def prepare_results(self, capacity, top_k=0, n_scales=0):
         """Make room on all ranks for `capacity` rows of this kind. self.of(rows) is a function made by arranged()."""
-        of_row = {"x": ((hidden,), dtype)}
+        of_row = {"x": ((self.hidden,), self.dtype)}
         if top_k:
             of_row |= {"ids": ((top_k,), np.int64), "probs": ((top_k,), FP32)}
         if n_scales:
@@ -95,13 +95,10 @@ class DispatchPlan(ReceivingPlan):
         xs, scales = arguments.tokens(buffer, "x", x, *scales)
         num_tokens = [a.shape[0] for a in xs]
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
-        top_k, (_, hidden), dtype = ids[0].shape[1], xs[0].shape, xs[0].dtype
+        top_k, n_scales = ids[0].shape[1], scales[0].shape[1] if scales else 0
         arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
-        n_scales = scales[0].shape[1] if scales else 0
-        facts = dict(call="fused_dispatch", hidden=hidden, dtype=str(dtype))
-        facts |= dict(num_experts=self.num_experts, top_k=top_k)
-        facts |= dict(has_scales=bool(n_scales), on_device=on_device)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
+        facts = dict(num_experts=self.num_experts, top_k=top_k, has_scales=bool(n_scales), on_device=on_device)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, "fused_dispatch", xs, **facts)
         self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
         buffer.want_experts(local, self.facts)
         wide = all(a.dtype.itemsize == 8 for a in ids)
@@ -111,9 +108,9 @@ class DispatchPlan(ReceivingPlan):
             self.dtypes = {"token_indices": types[0]}
         of_kernel = dict(send=num_tokens, has_probs=True, has_meta=True, scale_words=n_scales)
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
-        self.shape = buffer.launches.shape(local, hidden * dtype.itemsize, num_sms, **of_kernel)
+        self.shape = buffer.launches.shape(local, self.hidden * self.dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not on_device)
-        self.prepare_results(n_ranks * buffer.max_tokens, hidden, dtype, top_k, n_scales)
+        self.prepare_results(n_ranks * buffer.max_tokens, top_k, n_scales)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.capacity] * len(ids)
@@ -175,11 +172,10 @@ class CachedPlan(ReceivingPlan):
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
         xs = arguments.matrices(buffer, names[0], x, n_rows=num_tokens, vectors=True)
-        (_, hidden), dtype = xs[0].shape, xs[0].dtype
-        facts = dict(call="the gradient of combine", hidden=hidden, dtype=str(dtype))
-        super().__init__(buffer, interface, names, num_tokens, num_sms, **facts)
-        self.shape = buffer.launches.shape(1, hidden * dtype.itemsize, num_sms, send=num_tokens, top_k=1)
-        self.prepare_results(handle.capacity, hidden, dtype)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, "the gradient of combine", xs)
+        row_bytes = self.hidden * self.dtype.itemsize
+        self.shape = buffer.launches.shape(1, row_bytes, num_sms, send=num_tokens, top_k=1)
+        self.prepare_results(handle.capacity)
         self.parts = self.launches(resend_kernel(self.shape))
 
     def run(self, i, addresses, handle, made):
