@@ -142,21 +142,19 @@ class DispatchPlan(ExpandingPlan):
         shape = buffer.launches.shape(local, row_bytes, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), limit is None)
         self.prepare_results(shape, E4M3 if is_fp8 else dtype)
-        if limit is None:  # the host waits for the numbers of rows
-            self.remedy = "give num_permuted_tokens"
-        else:
-            self.num_rows = [limit] * len(num_tokens)
         self.capacity = rows = n_ranks * buffer.max_tokens
         buffer.want_pool(self.facts, needs(rows, row_bytes, local), shape)
         more = dict(num_rows=NO_LIMIT if limit is None else limit, pad_multiple=self.pad)
         values = [staged | more for staged in self.stage(rows, local)]
         self.calls, self.ready = self.rank_calls(dispatch_kernel(shape), values), [None] * len(num_tokens)
-        if limit is None:
-            self.receiving = self.rank_calls(receive_kernel(shape), values)
-        for i, n in enumerate(num_tokens):
+        for i in range(len(num_tokens)):
             self._prepare_for(i, limit or 0)
-            if limit is None:
-                self.receiving[i].of(n)  # compiled before peers wait for this rank
+        if limit is None:  # the host waits for the numbers of rows
+            self.remedy, self.receiving = "give num_permuted_tokens", self.rank_calls(receive_kernel(shape), values)
+            for call, n in zip(self.receiving, num_tokens):
+                call.of(n)  # compiled before peers wait for this rank
+        else:
+            self.num_rows = [limit] * len(num_tokens)
         arrays = {
             "tokens_per_expert": ((local,), np.int64),
             "overflow": ((1,), np.int32),
