@@ -317,8 +317,3 @@ class GroupMemory:
         r = self.ranks[0]
         own = sum(memory.nbytes for memory in (r.words, *r.scratches))
         return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())
-
-    @property
-    def lent_bytes(self):
-        """Bytes of one rank's own memory that results in use occupy; the pool is not counted."""
-        return self.ranks[0].arena.lent_bytes

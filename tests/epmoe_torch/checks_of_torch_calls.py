@@ -75,7 +75,8 @@ class Calls:
 
     def lent(self):
         """Pieces of memory that results lie in."""
-        return [(of(self.world).lent_bytes, of(self.world).ranks[0].heap.in_use) for of in BUFFERS]
+        ranks = [of(self.world).ranks[0] for of in BUFFERS]
+        return [(r.arena.lent_bytes, r.heap.in_use) for r in ranks]
 
     def close(self):
         self.handle = self.experts = None

@@ -76,7 +76,7 @@ def used(world):
         torch.cuda.synchronize()
     gc.collect()
     buffers = get_buffer(world, 0), hybrid_ep_buffer(world)
-    on_device, lent = (sum(getattr(b, name) for b in buffers) for name in ("allocated_bytes", "lent_bytes"))
+    on_device, lent = sum(b.allocated_bytes for b in buffers), sum(b.ranks[0].arena.lent_bytes for b in buffers)
     of_torch = 0 if device.SIM else torch.cuda.memory_allocated()
     with open("/proc/self/statm") as statm:
         return on_device, lent, of_torch, int(statm.read().split()[1]) * 4096

@@ -36,7 +36,7 @@ def used(group):
     buffers = get_buffer(group, 0), hybrid_ep_buffer(group)
     return (
         sum(b.allocated_bytes for b in buffers),
-        sum(b.lent_bytes for b in buffers),
+        sum(b.ranks[0].arena.lent_bytes for b in buffers),
         0 if device.SIM else torch.cuda.memory_allocated(),
         sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()),
     )
