@@ -12,9 +12,7 @@ from epmoe_ref.errors import EPValueError
 class _Buffers(WeakKeyDictionary):
     """group -> Buffer, which lives as long as the group does. remedy: what to call after an error."""
 
-    def __init__(self, remedy=Buffer.remedy):
-        super().__init__()
-        self._remedy = remedy
+    remedy = Buffer.remedy
 
     def of(self, group):
         """The Buffer of a group, made if there is none."""
@@ -36,13 +34,14 @@ class _Buffers(WeakKeyDictionary):
             )
         patience = {"timeout": group.timeout} if hasattr(group, "timeout") else {}
         buffer = self[group] = Buffer(proxy(group), **patience)
-        buffer.remedy = self._remedy
+        buffer.remedy = self.remedy
         if group.lists:
             finalize(group, buffer.close, collective=False).atexit = False
         return buffer
 
 
-_buffer, _hybrid_ep_buffer = _Buffers(), _Buffers("reset_hybrid_ep_buffer(group)")
+_buffer, _hybrid_ep_buffer = _Buffers(), _Buffers()
+_hybrid_ep_buffer.remedy = "reset_hybrid_ep_buffer(group)"
 # a handle asks for a Buffer when the dispatch's was closed
 RowsHandle.buffer_of = buffer_of = _buffer.of
 hybrid.HybridHandle.buffer_of = hybrid_ep_buffer = _hybrid_ep_buffer.of

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from epmoe.device.telling import HostWords
-from epmoe.host.memory_pool import MemoryPool
+from epmoe.host.memory_pool import MemoryPool, align
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.shape import NO_LIMIT
@@ -20,17 +20,11 @@ from epmoe.worlds.agreement import differences
 from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.errors import EPStateError, PeerTimeout
 
-ALIGNMENT = 256  # bytes
 RESULTS_AT_ONCE = 2  # as many of the largest results have room in the heap
 INITIAL_LOCAL_EXPERTS = 64
 MOST_CALLS = 32
 PATIENCE_S = 2.0  # ranks that wait for each other give up at about the same time
 SAME = "do all ranks make the same calls, with the same sizes?"
-
-
-def align(nbytes):
-    """nbytes rounded up to a multiple of ALIGNMENT."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _grown(has, needs):

@@ -13,9 +13,8 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.arguments import FP32, NAMES
 from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.launches import RankCall, at
-from epmoe.fused_a2a.memory import align
 from epmoe.host.arrays import Field
-from epmoe.host.memory_pool import Arrangement
+from epmoe.host.memory_pool import Arrangement, align
 from epmoe.kernels.rows import combine_kernel
 from epmoe.kernels.rows.handle import TOKENS
 from epmoe_ref.errors import EPValueError

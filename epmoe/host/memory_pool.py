@@ -16,12 +16,17 @@ UNWRITTEN = 0x5A
 _new = object.__new__
 
 
+def align(nbytes):
+    """nbytes rounded up to a multiple of ALIGNMENT."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
 def arrange(shapes):
     """Lay arrays, {name: (shape, dtype)}, one after another, each 256-byte aligned: ({name: Field}, total bytes)."""
     offset, placed = 0, {}
     for name, (shape, dtype) in shapes.items():
         placed[name] = field = Field(shape, dtype, offset)
-        offset += -(-max(field.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+        offset += align(max(field.nbytes, 1))
     return placed, max(offset, ALIGNMENT)
 
 
