@@ -38,12 +38,12 @@ class FusedDispatch(WorldFunction):
     @staticmethod
     @once
     def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
-        """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
+        """Gradients of forward's arguments: x first, token_probs third, None otherwise; torch ignores further None."""
         made = gradients(ctx, grad_output, grad_token_probs)
         return made[0], None, made[1], None, None, None, None
 
 
-class FusedDispatchOnDevice(WorldFunction):
+class FusedDispatchOnDevice(FusedDispatch):
     """FusedDispatch in which the host never waits. See epmoe.fused_a2a.fused_dispatch_on_device."""
 
     @staticmethod
@@ -59,13 +59,6 @@ class FusedDispatchOnDevice(WorldFunction):
         gradients are not read. FP8 pairs carry no gradient.
         """
         return _recorded(ctx, FusedDispatchOnDevice.plain, x, token_indices, token_probs, num_experts, group)
-
-    @staticmethod
-    @once
-    def backward(ctx, grad_output, grad_token_indices, grad_token_probs, grad_tokens_per_expert, grad_handle):
-        """Gradients of forward's arguments: x first, token_probs third, None otherwise."""
-        made = gradients(ctx, grad_output, grad_token_probs)
-        return made[0], None, made[1], None, None
 
 
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
