@@ -158,11 +158,8 @@ class DispatchPhase:
 
     def launch(self, call, fused=False):
         """Launch a call's kernels for every rank. Returns Dispatched, or a list over ranks; None for dispatch_async."""
-        launches, parts = [], self.engine.parts
-        for factory in FUSED if fused else SPLIT[call]:
-            for part in parts:
-                launches.append((part.plan[factory], part.words))
-        self.engine.start(call, launches, fused)
+        parts, factories = self.engine.parts, FUSED if fused else SPLIT[call]
+        self.engine.start(call, [(part.plan[of], part.words) for of in factories for part in parts], fused)
         if call == "dispatch_async":
             return None
         made = []
