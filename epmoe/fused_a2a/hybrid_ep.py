@@ -37,8 +37,7 @@ class HybridEPDispatch:
         [1]) is 1. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must
         be larger on all of them. num_sms_dispatch_api, num_sms_combine_api affect only scheduling; None: all SMs.
         """
-        num_sms = num_sms_dispatch_api, num_sms_combine_api
-        options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+        options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
         made = hybrid_ep_dispatch(x, routing_map, probs, group, *options)
         ctx.handle = made[-1]
         return made
@@ -96,8 +95,7 @@ def hybrid_ep_dispatch(
     The keyword-only arguments exist in Megatron-Core 0.17 to 0.19, where they divide the work among kernels. Here the
     dispatch and combine kernels do all the work, and these arguments change nothing.
     """
-    num_sms = num_sms_dispatch_api, num_sms_combine_api
-    options = num_local_experts, *num_sms, num_permuted_tokens, pad_multiple
+    options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
     given = x, routing_map, probs
     return dispatch(hybrid_ep_buffer(group), given, group, PLAIN, *options)
 
