@@ -12,6 +12,7 @@ from worlds_at_hand import BF16, config, equal_round, parallel
 
 from epmoe import DeviceArray, EPValueError
 from epmoe.host.arrays import PEEKS, Field, first, to_numpy, view
+from epmoe.host.dlpack import capsule
 
 
 class WithDlpack:
