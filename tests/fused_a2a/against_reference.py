@@ -8,15 +8,15 @@ from epmoe_ref import fused_a2a as reference
 NAMES = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
 
 
-def equal_rows(group, world, rng, dtype=BF16, hidden=None):
-    """FusedDispatch and FusedCombine; gradients of random numbers. world: a RowsWorld.
+def equal_rows(group, world, rng, dtype=BF16, hidden=None, **flags):
+    """FusedDispatch and FusedCombine; gradients of random numbers. world: a RowsWorld; flags: of both forward functions.
 
     hidden: of the rows that combine sums, by chance if left out: it need not be dispatch's.
     """
     *want, known = reference.dispatch_forward(**vars(world))
     ctx = fused_a2a.Context()
     *got, handle = fused_a2a.FusedDispatch.forward(
-        ctx, world.x, world.token_indices, world.token_probs, world.num_experts, group
+        ctx, world.x, world.token_indices, world.token_probs, world.num_experts, group, **flags
     )
     for name, one, other in zip(NAMES, got, want):
         assert_same(one, other, name)
@@ -30,7 +30,7 @@ def equal_rows(group, world, rng, dtype=BF16, hidden=None):
     assert [m is None for m in made] == [False, True, False, True, True, True, True]
 
     ctx = fused_a2a.Context()
-    combined, event = fused_a2a.FusedCombine.forward(ctx, grad, group, handle)
+    combined, event = fused_a2a.FusedCombine.forward(ctx, grad, group, handle, **flags)
     assert_same(combined, reference.combine_forward(grad, known), "combined_x")
     back = fused_a2a.FusedCombine.backward(ctx, combined)
     assert_same(back[0], reference.combine_backward(known, host(combined)), "grad of combine's x")
@@ -38,7 +38,7 @@ def equal_rows(group, world, rng, dtype=BF16, hidden=None):
     return got, handle
 
 
-def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
+def equal_hybrid(group, world, rng, dtype=FP16, hidden=None, **num_sms):
     """HybridEPDispatch and HybridEPCombine; gradients of random numbers, NaN in rows that must not be read."""
     group.p2p_world_size = world.p2p_world_size
     fused_a2a.buffers.hybrid_ep_buffer(group).fp8_dispatch = world.fp8_dispatch
@@ -53,6 +53,7 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
         world.num_local_experts,
         num_permuted_tokens=world.num_permuted_tokens,
         pad_multiple=world.pad_multiple,
+        **num_sms,
     )
     for name, one, other in zip(("hidden", "probs", "scaling_factor", "tokens_per_expert"), got, want):
         assert_same(one, other, name)
@@ -77,21 +78,21 @@ def equal_hybrid(group, world, rng, dtype=FP16, hidden=None):
     return got, handle
 
 
-def rows_round(group, x, ids, probs, num_experts, dispatch=fused_a2a.FusedDispatch, **flags):
+def rows_round(group, x, ids, probs, num_experts, dispatch=fused_a2a.FusedDispatch):
     """All results of one forward and backward of FusedDispatch and FusedCombine, as NumPy."""
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(ctx, x, ids, probs, num_experts, group, **flags)
-    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle, **flags)
+    recv_x, indices, recv_probs, per_expert, handle = dispatch.forward(ctx, x, ids, probs, num_experts, group)
+    combined, _ = fused_a2a.FusedCombine.forward(other, recv_x, group, handle)
     back = fused_a2a.FusedCombine.backward(other, combined)[0]
     grads = dispatch.backward(ctx, back, None, recv_probs, None, None)
     return host([recv_x, indices, recv_probs, per_expert, combined, back, grads[0], grads[2]])
 
 
-def hybrid_round(group, x, maps, probs, num_local_experts, **options):
+def hybrid_round(group, x, maps, probs, num_local_experts):
     """All results of one forward and backward of HybridEPDispatch and HybridEPCombine, as NumPy."""
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
     hidden, row_probs, _, per_expert, handle = fused_a2a.HybridEPDispatch.forward(
-        ctx, x, maps, probs, group, num_local_experts, **options
+        ctx, x, maps, probs, group, num_local_experts
     )
     combined = fused_a2a.HybridEPCombine.forward(other, hidden, handle)
     back = fused_a2a.HybridEPCombine.backward(other, combined)[0]

@@ -104,3 +104,11 @@ def routing(rng, num_tokens, num_experts, top_k, dropped=0.2):
 def tokens(rng, num_tokens, hidden, dtype=BF16):
     """Normal data [T, H] of each rank."""
     return [rng.standard_normal((n, hidden)).astype(dtype) for n in num_tokens]
+
+
+def fp8_pairs(rng, num_tokens, hidden):
+    """Blockwise FP8 of each rank: pairs of e4m3 values [T, H] and scales float32 [T, H / 128], all of them numbers."""
+    return [
+        (rng.integers(0, 127, (n, hidden), np.uint8).view(E4M3), rng.random((n, hidden // 128), np.float32))
+        for n in num_tokens
+    ]

@@ -3,26 +3,50 @@
 Random worlds: tests/fuzz.
 """
 
-import ml_dtypes
 import numpy as np
 import pytest
 from against_reference import equal_hybrid, equal_rows
-from rows_group import E4M3, assert_same, group_of, routing, tokens
+from rows_group import E4M3, assert_same, expect_nothing_left, fp8_pairs, group_of, routing, tokens
 
 from epmoe import fused_a2a
+from epmoe.fused_a2a import buffers
 from epmoe_ref import fused_a2a as reference
 from epmoe_ref.strategies import HybridWorld, RowsWorld
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def equal_both(num_tokens, flags=None, sms=None, **grid):
+    """Calls of both families on so many tokens of three ranks, two experts each, give what the reference does."""
+    group, rng = group_of(3, **grid), np.random.default_rng(1)
+    ids, probs = routing(rng, num_tokens, 6, 6)
+    equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng, **flags or {})
+    maps = [rng.random((n, 6)) < 0.5 for n in num_tokens]
+    equal_hybrid(
+        group, HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None), rng, **sms or {}
+    )
 
 
 @pytest.mark.parametrize("num_tokens", [(1, 0, 0), (0, 0, 0), (70, 3, 0)], ids=str)
 @pytest.mark.by_day(1)
 def test_ranks_with_nothing_and_ranks_with_more_than_others(num_tokens):
-    rng = np.random.default_rng(1)
-    ids, probs = routing(rng, num_tokens, 6, 6)
-    equal_rows(group_of(3), RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
-    maps = [rng.random((n, 6)) < 0.5 for n in num_tokens]
-    world = HybridWorld(tokens(rng, num_tokens, 8), maps, probs, 2, None, 16, False, None)
-    equal_hybrid(group_of(3), world, rng)
+    equal_both(num_tokens)
+
+
+@pytest.mark.by_day(1)
+@pytest.mark.parametrize("sms, threads, seed", [(2, 64, None), (3, 32, 3), (5, 96, 4)])
+def test_no_bit_depends_on_sms_threads_or_the_schedule(sms, threads, seed):
+    fused_a2a.set_deepep_num_sms(1 if seed is None else sms)
+    try:
+        api = dict(num_sms_dispatch_api=sms, num_sms_combine_api=1)
+        equal_both((5, 0, 2), sms=api, n_sms=sms, num_threads=threads, seed=seed)
+    finally:
+        fused_a2a.set_deepep_num_sms(None)
+
+
+@pytest.mark.parametrize("on_comm_stream", [False, True])
+def test_no_bit_depends_on_async_flags(on_comm_stream):
+    equal_both((5, 0, 2), dict(async_finish=True, allocate_on_comm_stream=on_comm_stream))
 
 
 def test_more_local_experts_than_lanes_of_a_warp(tonight):
@@ -87,18 +111,13 @@ def test_dispatch_moves_rows_of_any_type(dtype):
     assert_same([np.asarray(a).view(np.uint8) for a in got[0]], bits, "recv_x")
 
 
-@pytest.mark.parametrize("hidden", [128, 640])
-def test_blockwise_fp8_travels_as_a_pair(hidden):
-    rng = np.random.default_rng(6)
-    ids, probs = routing(rng, (6, 3), 4, 2)
-    x = [
-        (
-            rng.integers(0, 127, (n, hidden), np.uint8).view(ml_dtypes.float8_e4m3fn),
-            rng.random((n, hidden // 128), np.float32),
-        )
-        for n in (6, 3)
-    ]
-    equal_rows(group_of(2), RowsWorld(x, ids, probs, 4), rng)
+@pytest.mark.parametrize("num_tokens, hidden", [((6, 3), 128), ((6, 3), 640), ((4, 1), 4480)])
+def test_blockwise_fp8_travels_as_a_pair(num_tokens, hidden):
+    """Also without signals, and then in several parts."""
+    rng, group = np.random.default_rng(6), group_of(2, racecheck=True)
+    ids, probs = routing(rng, num_tokens, 4, 2)
+    equal_rows(group, RowsWorld(fp8_pairs(rng, num_tokens, hidden), ids, probs, 4), rng)
+    expect_nothing_left(group, buffers.buffer_of(group))
 
 
 def test_an_epoch_more_than_the_parity_of_notes(tonight):

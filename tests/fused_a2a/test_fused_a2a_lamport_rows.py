@@ -1,9 +1,8 @@
 """Rows that need no signals, of at most four tokens a rank in the simulator: every word says that it is there."""
 
-import ml_dtypes
 import numpy as np
 import pytest
-from absent_rank import rows_without_rank_1
+from absent_rank import TIMEOUT_S, expect_named, without
 from against_reference import equal_rows
 from rows_group import ABSENT, BF16, FP16, FP32, assert_same, expect_nothing_left, group_of, host, routing, tokens
 
@@ -12,6 +11,7 @@ from epmoe.fused_a2a import buffers
 from epmoe.fused_a2a import rows as rows_calls
 from epmoe.kernels.rows.shape import SMALL
 from epmoe_ref import fused_a2a as reference
+from epmoe_ref.errors import EPStateError
 from epmoe_ref.strategies import RowsWorld
 
 FEW = SMALL.lamport_tokens
@@ -139,17 +139,6 @@ def test_sums_over_rows_of_nans(dtype):
     expect_nothing_left(group, buffers.get_buffer(group, 0))
 
 
-def test_scales_go_with_rows():
-    rng, group = np.random.default_rng(8), group_of(2, racecheck=True)
-    ids, probs = routing(rng, (FEW, 1), 4, 2)
-    x = [
-        (rng.integers(0, 127, (n, 4480), np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((n, 35), np.float32))
-        for n in (FEW, 1)
-    ]
-    equal_rows(group, RowsWorld(x, ids, probs, 4), rng)
-    expect_nothing_left(group, buffers.get_buffer(group, 0))
-
-
 @pytest.mark.parametrize(
     "value, said",
     [(7, "is 7; 1 ids outside .* 0 repeated"), (None, ".*0 ids outside .* 1 repeated")],
@@ -171,9 +160,26 @@ def test_ids_that_only_the_device_sees_are_told_and_taken_for_none(value, said, 
 
 
 def test_a_rank_that_does_not_come_is_named_and_nothing_of_what_others_sent_is_left(monkeypatch):
-    with rows_without_rank_1(monkeypatch, 10, (1, 2, 1)) as calls:
-        calls.dispatch()
-        expect_nothing_left(calls.group, buffers.get_buffer(calls.group, 0))
-        calls.combine()
-        calls.cached_dispatch()
-    expect_nothing_left(calls.group, buffers.get_buffer(calls.group, 0))
+    """All ranks have come once. Rank 1 then stays away from three calls; afterwards all come again, twice."""
+    group, rng = group_of(3, timeout=TIMEOUT_S, expire_waits=True), np.random.default_rng(10)
+    num_tokens, buffer = (1, 2, 1), buffers.get_buffer(group, 0)
+    ids, probs = routing(rng, num_tokens, 6, 6, dropped=0)
+    x = tokens(rng, num_tokens, 8)
+    _, handle = equal_rows(group, RowsWorld(x, ids, probs, 6), rng)
+    rows, gradient_of = tokens(rng, handle.num_rows, 8), "the gradient of fused_combine"
+    calls = (
+        ("dispatch of rows", fused_a2a.fused_dispatch, x, ids, probs, 6, group),
+        ("combine of rows", fused_a2a.fused_combine, rows, group, handle),
+        ("dispatch of rows", buffer.call, gradient_of, rows_calls.CachedPlan, ("x",), (x,), (None,), handle),
+    )
+    with monkeypatch.context() as patch:
+        without(buffer, 1, patch)
+        for phase, call, *given in calls:
+            expect_named(phase, call, *given)
+            with pytest.raises(EPStateError, match=r"call reset\(\)"):
+                call(*given)
+            buffer.reset()
+            expect_nothing_left(group, buffer)
+    for _ in range(2):
+        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 6), rng)
+    expect_nothing_left(group, buffer)

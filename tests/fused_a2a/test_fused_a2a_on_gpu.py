@@ -2,13 +2,12 @@
 
 import importlib.util
 
-import ml_dtypes
 import numpy as np
 import pytest
 from against_reference import equal_hybrid, equal_rows
 from hypothesis import given
 from hypothesis import strategies as st
-from rows_group import BF16, FP16, FP32, OneRank, assert_same, group_of, host, law, routing, tokens
+from rows_group import BF16, FP16, FP32, OneRank, assert_same, fp8_pairs, group_of, host, law, routing, tokens
 
 from epmoe import LocalWorld, fused_a2a
 from epmoe_ref import fused_a2a as reference
@@ -150,11 +149,7 @@ def test_many_rounds_take_no_more_memory():
 def test_blockwise_fp8_travels_as_a_pair():
     rng = np.random.default_rng(4)
     ids, probs = routing(rng, (60, 31), 16, 4)
-    x = [
-        (rng.integers(0, 127, (n, 7168), np.uint8).view(ml_dtypes.float8_e4m3fn), rng.random((n, 56), np.float32))
-        for n in (60, 31)
-    ]
-    equal_rows(group_of(2), RowsWorld(x, ids, probs, 16), rng)
+    equal_rows(group_of(2), RowsWorld(fp8_pairs(rng, (60, 31), 7168), ids, probs, 16), rng)
 
 
 @needs_torch

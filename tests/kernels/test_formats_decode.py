@@ -55,23 +55,24 @@ def check(token_format, options, hidden, counts, capacity, *, n_parts=1, **world
 
 
 @pytest.mark.parametrize("token_format, options", CASES)
-def test_rows_of_several_groups(token_format, options):
-    check(token_format, options, 256, [3, 0, 7, 1], 32)
+@pytest.mark.parametrize(
+    "hidden, counts, capacity, more",
+    [
+        (256, [3, 0, 7, 1], 32, {}),
+        (2304, [2, 1], 16, dict(alignment=64)),
+        (2304, [2, 1], 16, dict(n_parts=2)),
+        (2304, [2, 1], 16, dict(n_parts=5)),
+        pytest.param(7168, [200, 0, 128, 77, 1, 300], 800, {}, marks=pytest.mark.gpu),
+    ],
+    ids=["several groups", "long rows and a wide alignment", "two warps a row", "five warps a row", "large rows"],
+)
+def test_rows(token_format, options, hidden, counts, capacity, more):
+    check(token_format, options, hidden, counts, capacity, **more)
 
 
-@pytest.mark.parametrize("token_format, options", CASES)
-def test_long_rows_and_a_wide_alignment(token_format, options):
-    check(token_format, options, 2304, [2, 1], 16, alignment=64)
-
-
-@pytest.mark.parametrize("token_format, options", CASES)
-@pytest.mark.parametrize("n_parts", [2, 5])
-def test_parts_by_several_warps_make_the_same_rows(token_format, options, n_parts):
-    check(token_format, options, 2304, [2, 1], 16, n_parts=n_parts)
-
-
+@pytest.mark.parametrize("on", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("token_format, hidden", SHORTEST)
-def test_shortest_rows(token_format, hidden):
+def test_shortest_rows(token_format, hidden, on):
     check(token_format, {}, hidden, [5, 2], 16)
 
 
@@ -85,15 +86,3 @@ def test_tiles_with_every_amount_of_unused_rows(token_format, counts):
 def test_slots_hold_every_row_once():
     """Mpad rows a slot, at most n_ranks * max_tokens_per_rank used; every row has bytes of its own."""
     check("mxfp4_rows", {"fuse_a_scale_preshuffle": True}, 256, [49, 17, 33], 99)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("token_format, options", CASES)
-def test_large_rows_on_the_gpu(token_format, options):
-    check(token_format, options, 7168, [200, 0, 128, 77, 1, 300], 800)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("token_format, hidden", SHORTEST)
-def test_shortest_rows_on_the_gpu(token_format, hidden):
-    check(token_format, {}, hidden, [5, 2], 16)

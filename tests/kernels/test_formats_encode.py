@@ -54,9 +54,10 @@ def test_every_bf16_pattern(token_format):
     agree(config(token_format, 2048), every_pattern(2048))
 
 
+@pytest.mark.parametrize("hidden", [512, pytest.param(7168, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("token_format", QUANTISED)
-def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format):
-    agree(config(token_format, 512), as_rows(edge_groups(GROUP[token_format]), 512))
+def test_zeros_nan_inf_subnormals_ties_and_scale_underflow(token_format, hidden):
+    agree(config(token_format, hidden), as_rows(edge_groups(GROUP[token_format]), hidden))
 
 
 @pytest.mark.by_day(2)
@@ -91,12 +92,6 @@ def test_any_length_padding_and_number_of_warps_that_share_a_row(token_format, h
 @pytest.mark.parametrize("token_format", FORMATS)
 def test_every_bf16_pattern_on_the_gpu(token_format, hidden):
     agree(config(token_format, hidden), every_pattern(hidden))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("token_format", QUANTISED)
-def test_zeros_nan_inf_subnormals_ties_and_scale_underflow_on_the_gpu(token_format):
-    agree(config(token_format, 7168), as_rows(edge_groups(GROUP[token_format]), 7168))
 
 
 @pytest.mark.gpu

@@ -87,7 +87,8 @@ def code_points(values):
     return np.concatenate([values, (values[1:] + values[:-1]) / 2])
 
 
-def check_codes(n):
+@pytest.mark.parametrize("n", [500, pytest.param(1 << 22, marks=pytest.mark.gpu)], ids=str)
+def test_conversions_at_and_beside_every_code_and_every_tie(n):
     for word, cast, values in (
         (e2m1_word, casts.to_e2m1, code_points(casts.E2M1_VALUES)),
         (e4m3_word, casts.to_e4m3, code_points(E4M3_VALUES)),
@@ -103,7 +104,8 @@ def check_codes(n):
     np.testing.assert_array_equal(map_words(even_scale_word, bits), expected)
 
 
-def check_quotients():
+@pytest.mark.parametrize("on", ["simulator", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_quotient_is_ieee_division_for_all_significands(on):
     # every significand a scale can have, and the floor
     absmax = np.concatenate([[0], np.arange(0x3F80, 0x4000)])
     x = np.arange(0x3F80, 0x4000)  # every significand of a bf16 number
@@ -114,28 +116,10 @@ def check_quotients():
     np.testing.assert_array_equal(map_words(quotient_word, pairs.reshape(-1)), expected.view(np.uint32).reshape(-1))
 
 
-def test_conversions_at_and_beside_every_code_and_every_tie():
-    check_codes(500)
-
-
-def test_quotient_is_ieee_division_for_all_significands():
-    check_quotients()
-
-
 def test_e8m0_reciprocals():
     byte = np.arange(256)
     got = as_float(map_words(reciprocal_word, byte))
     np.testing.assert_array_equal(got, np.float32(1) / casts.e8m0_to_float32(byte.astype(np.uint8)))
-
-
-@pytest.mark.gpu
-def test_conversions_on_the_gpu():
-    check_codes(1 << 22)
-
-
-@pytest.mark.gpu
-def test_quotient_on_the_gpu():
-    check_quotients()
 
 
 @pytest.mark.gpu

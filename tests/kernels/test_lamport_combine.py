@@ -40,25 +40,11 @@ def nothing_is_left(world):
         world.raise_if_failed(rank)
 
 
-BY_DAY = ("one rank", "nobody has a token", "top 32", "fp32", "fp16", "shared expert")
-WAYS = [
-    (name, (3, 64)) if name in BY_DAY else pytest.param(name, (3, 64), marks=pytest.mark.nightly) for name in SUITING
-] + [
-    ("empty rank, three ranks", (5, 96)),
-    *(
-        pytest.param(name, shape, marks=pytest.mark.nightly)
-        for name, shape in (
-            ("empty rank, three ranks", (2, 32)),
-            ("plain", (2, 32)),
-            ("plain", (5, 96)),
-            ("top 32", (2, 32)),
-            ("top 32", (5, 96)),
-        )
-    ),
-]
+OTHER_SHAPES = [("empty rank, three ranks", (5, 96)), ("empty rank, three ranks", (2, 32))]
+OTHER_SHAPES += [(name, shape) for name in ("plain", "top 32") for shape in ((2, 32), (5, 96))]
 
 
-@pytest.mark.parametrize("name, shape", WAYS, ids=str)
+@pytest.mark.parametrize("name, shape", [(name, (3, 64)) for name in SUITING] + OTHER_SHAPES, ids=str)
 @pytest.mark.by_day(2)
 def test_rounds_are_exact_and_leave_nothing_behind(name, shape):
     cfg, tokens, options = CASES[name]

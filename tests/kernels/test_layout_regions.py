@@ -74,19 +74,9 @@ def test_counter_regions_start_where_the_counters_class_says(cfg):
 
 def test_counter_regions_by_hand():
     at = {r.name: r.offset // 4 for r in layout.counter_regions(EPConfig(2, 6, 2, 8, 4))}
-    assert at == {
-        "reserved": 0,
-        "finished": 6,
-        "rank_completion": 12,
-        "A": 20,
-        "B": 32,
-        "C": 38,
-        "D": 44,
-        "E": 45,
-        "F": 46,
-        "G": 47,
-        "combine_ready": 48,
-    }
+    assert at == dict(
+        reserved=0, finished=6, rank_completion=12, A=20, B=32, C=38, D=44, E=45, F=46, G=47, combine_ready=48
+    )
 
 
 def test_message_by_hand():

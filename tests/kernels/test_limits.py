@@ -7,14 +7,7 @@ from epmoe.kernels import plain
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
-SIX = [
-    "dispatch_async_kernel",
-    "dispatch_wait_kernel",
-    "dispatch_kernel",
-    "combine_async_kernel",
-    "combine_wait_kernel",
-    "combine_kernel",
-]
+SIX = [name for name in plain.__all__ if name.endswith("_kernel")]
 
 
 @pytest.mark.parametrize("name", SIX)

@@ -15,6 +15,7 @@ from epmoe_ref.errors import EPValueError
 BF16 = ml_dtypes.bfloat16
 POISON = 0xCD
 LIMIT, ALPHA = 7.0, 1.702
+ON_GPU = [pytest.param(n, n_rows, 2048, marks=pytest.mark.gpu) for n, n_rows in ((4096, 4001), (16, 3))]
 
 
 def config(n_groups=3):
@@ -71,9 +72,9 @@ def ordered(bf16_bits):
     return np.where(bf16_bits & 0x8000, -magnitude, magnitude)
 
 
-def check_bf16(n, n_rows, intermediate, limit=None, rows=None, launch=None):
+def check_bf16(n, n_rows, intermediate, limit=None, rows=None):
     rows = random_rows(n, intermediate, seed=intermediate) if rows is None else rows
-    out, _ = run(config(), rows, n_rows, intermediate, launch, limit=limit, alpha=ALPHA)
+    out, _ = run(config(), rows, n_rows, intermediate, limit=limit, alpha=ALPHA)
     with np.errstate(all="ignore"):
         expected = gated_rows(rows[:n_rows], limit, ALPHA).astype(np.float32).astype(BF16)
     got = out[:n_rows].view(BF16)
@@ -84,7 +85,10 @@ def check_bf16(n, n_rows, intermediate, limit=None, rows=None, launch=None):
     assert (out[n_rows:] == POISON).all()
 
 
-def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
+@pytest.mark.parametrize("limit", [None, LIMIT])
+@pytest.mark.parametrize("n, n_rows, intermediate", [(8, 5, 128), (4, 4, 640), (4, 0, 256), *ON_GPU])
+def test_fp8_rows_with_transposed_scales(n, n_rows, intermediate, limit):
+    launch = None if device.SIM else LaunchConfig(num_threads=512)
     rows = random_rows(n, intermediate, seed=intermediate + 1)
     rows[0] = 0
     out, scales = run(
@@ -104,15 +108,9 @@ def check_fp8(n, n_rows, intermediate, limit=None, launch=None):
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize("n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16)])
+@pytest.mark.parametrize("n, n_rows, intermediate", [(12, 9, 8), (6, 6, 264), (40, 33, 64), (4, 0, 16), *ON_GPU])
 def test_bf16_rows(n, n_rows, intermediate, limit):
     check_bf16(n, n_rows, intermediate, limit)
-
-
-@pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize("n, n_rows, intermediate", [(8, 5, 128), (4, 4, 640), (4, 0, 256)])
-def test_fp8_rows_with_transposed_scales(n, n_rows, intermediate, limit):
-    check_fp8(n, n_rows, intermediate, limit)
 
 
 def test_large_numbers_infinities_and_nan():
@@ -147,17 +145,3 @@ def test_a_row_count_beyond_the_capacity_writes_nothing_behind_it():
 def test_refused(options, message):
     with pytest.raises(EPValueError, match=message):
         fused_silu_kernel(config(), **options)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize("n, n_rows", [(4096, 4001), (16, 3)])
-def test_bf16_rows_on_the_gpu(n, n_rows, limit):
-    check_bf16(n, n_rows, 2048, limit)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("limit", [None, LIMIT])
-@pytest.mark.parametrize("n, n_rows", [(4096, 4001), (16, 3)])
-def test_fp8_rows_on_the_gpu(n, n_rows, limit):
-    check_fp8(n, n_rows, 2048, limit, LaunchConfig(num_threads=512))
