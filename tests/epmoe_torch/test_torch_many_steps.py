@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_tensors import DEVICE, OneRank
 from test_torch_as_users_call import by_expert, by_rows
-from test_torch_several_layers import Model, batches
+from test_torch_several_layers import Model, assert_equal, batches, in_use, wanted_of
 
 from epmoe import device
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
@@ -32,11 +32,10 @@ def used(group):
     """Bytes of epmoe, of them lent, of torch on the device; and how many tensors Python knows."""
     if not device.SIM:
         torch.cuda.synchronize()
-    gc.collect()
-    buffers = get_buffer(group, 0), hybrid_ep_buffer(group)
+    lent = in_use(group)
     return (
-        sum(b.allocated_bytes for b in buffers),
-        sum(b.ranks[0].arena.lent_bytes for b in buffers),
+        sum(b.allocated_bytes for b in (get_buffer(group, 0), hybrid_ep_buffer(group))),
+        lent,
         0 if device.SIM else torch.cuda.memory_allocated(),
         sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()),
     )
@@ -50,13 +49,12 @@ def heaps_in_use(group):
 
 def step(group, model, x, gradient):
     """The output of a training step, whose gradients are as torch alone has them."""
+    given = [(x, gradient)]
+    wanted = wanted_of(model, given)
     out = model(group, x)
     out.backward(gradient)
-    got, x.grad = [x.grad, *model.gradients()], None
-    wanted = model.by_torch_alone(x)
-    wanted.backward(gradient)
-    wanted_gradients, x.grad = [x.grad, *model.gradients()], None
-    assert torch.equal(out, wanted) and all(map(torch.equal, got, wanted_gradients))
+    assert_equal(model, given, [out], wanted)
+    x.grad = None
     return out
 
 
@@ -109,8 +107,7 @@ def test_memory_stays_flat_and_what_is_kept_stays(group, draw, steps):
     assert after[2] <= before[2] + (1 << 20) and after[3] <= before[3] + 100, seen
     assert all(torch.equal(*one) for one in kept)
     kept.clear()
-    gc.collect()
-    assert used(group)[1] == 0 and not heaps_in_use(group)
+    assert in_use(group) == 0 and not heaps_in_use(group)
 
 
 @pytest.mark.by_day

@@ -144,14 +144,11 @@ def test_memory_comes_back_with_the_graph(group, draw, model):
     x.grad = None  # gradients are results too
     model.gradients()
     assert in_use(group) == 0
-    out = model(group, x)
-    del out
-    assert in_use(group) == 0
-    with torch.no_grad():
-        out = model(group, x)
-    del out
-    assert in_use(group) == 0
-
+    for with_gradients in (True, False):
+        with torch.set_grad_enabled(with_gradients):
+            out = model(group, x)
+        del out
+        assert in_use(group) == 0
     with pytest.raises(ZeroDivisionError):
         model(group, x, lambda layer, *given: layer(*given) if layer is by_rows else 1 // 0)
     assert in_use(group) == 0

@@ -163,16 +163,3 @@ def test_the_program_of_one_process_runs():
     assert all(t.grad.any() for t in [*x, *names["probs"]])
     sums = [sum(a.astype(float).sum() for a in of) for of in (out, y)]
     assert np.isclose(*sums, rtol=2e-2, atol=2)
-
-
-@pytest.mark.parametrize("end", ["close", "world"])
-def test_a_tensor_that_dispatch_made_outlives_buffer_and_world(end):
-    group, x, ids, probs = world_of_ones()
-    rows = fused_dispatch(x, ids, probs, 2, group)[0][1]
-    pool = get_buffer(group, 0)._pool.buffers[1]
-    if end == "close":
-        get_buffer(group, 0).close()
-    del group
-    gc.collect()
-    assert (pool._span is not None) if device.SIM else pool.address
-    assert rows.float().sum().item() == 6 * 8 * 3
