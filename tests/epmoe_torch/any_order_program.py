@@ -24,7 +24,7 @@ from epmoe.torch import (
     init_hybrid_ep_buffer,
 )
 
-LOCAL, TOP_K, LAYERS, SEED = 2, 2, 3, 1
+LOCAL, TOP_K, SEED = 2, 2, 1
 SIZES, COMMON = (0, 1, 3, 8, 16, 17, 32, 33, 128, 129, 300), (3, 8, 32)  # tokens of a rank
 HANDLES, RESULTS = 5, 12  # that are kept at once, at most
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -52,7 +52,6 @@ class Calls:
             self.dispatch_by_expert,
             self.combine_by_expert,
             self.train_by_expert,
-            self.layers,
         ]
         self.shared.choice(kinds if self.shared.random() < 0.98 else [self.make_anew])()
         for handles in (self.rows, self.by_expert):
@@ -77,12 +76,10 @@ class Calls:
             for rank, n in enumerate(self.num_tokens)
         ]
 
-    def route(self, what=0):
+    def route(self):
         """A RowsRoute, some of whose slots hold -1."""
-        ids = [u.topk(TOP_K).indices for u in self._uniform(what, self.n_experts)]
-        return RowsRoute(
-            [torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(what + 1, TOP_K), ids)], LOCAL, self.me
-        )
+        ids = [u.topk(TOP_K).indices for u in self._uniform(0, self.n_experts)]
+        return RowsRoute([torch.where(u < 0.2, -1, i) for u, i in zip(self._uniform(1, TOP_K), ids)], LOCAL, self.me)
 
     def placed(self, tensor, name):
         """The tensor as it is given: new, in the array of this shape that earlier calls had, or in one of two."""
@@ -212,21 +209,6 @@ class Calls:
         )
         out = hybrid_ep_combine(rows * 1, handle)
         self._trained(out, row_probs, x, p, route, torch.where(route.maps[self.me], probs[self.me], 0))
-
-    def layers(self):
-        """Several layers forward, and back in reverse: their handles are alive together."""
-        xs, probs = self._tokens(TOP_K)
-        x = xs[self.me].requires_grad_()
-        times = torch.ones((self.num_tokens[self.me], 1), device=self.where)
-        out = x * 1
-        for number in range(LAYERS):
-            route = self.route(what=5 + 2 * number)
-            rows, _, _, _, handle = self._dispatched(fused_dispatch, route, out, probs[self.me])
-            out, times = fused_combine(rows * 1, self.world, handle)[0], times * route.times()
-        self.equal(out, x.detach().float() * times, "layers")
-        gradient = self.drawn(4, [(n, self.hidden) for n in self.num_tokens])[self.me]
-        out.backward(gradient)
-        self.equal(x.grad, gradient.float() * times, "gradient through layers")
 
     def make_anew(self):
         """One of the buffers; what lies in the old one's pool ends with it."""

@@ -2,7 +2,7 @@
 
 Activations are bfloat16, parameters and their updates float32. `together` gathers rows by indexing and sums in the
 order and with the rounding points of fused_a2a, so that with two ranks and two experts a rank, where every sum has at
-most two summands, all losses and parameters must be equal to the bit. `densely` runs every expert on every token.
+most two summands, all losses and parameters must be equal to the bit.
 """
 
 from dataclasses import dataclass

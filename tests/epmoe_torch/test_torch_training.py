@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from moe_block import batches_of, densely, layers_of, parallel, together, train
+from moe_block import batches_of, layers_of, parallel, together, train
 from small_tensors import DEVICE, group_of
 
 SIZES = dict(hidden=8, width=16, n_experts=4)
@@ -22,5 +22,3 @@ def test_steps_give_the_same_losses_and_parameters_to_the_bit(kinds):
     assert losses == same_losses and losses[-1] < losses[0] / 2
     for one, other in zip(layers, same):
         assert all(torch.equal(a, b) for a, b in zip(one.parameters, other.parameters))
-    # Every expert on every token sums in another order: bfloat16 (2**-9) at each of the sums of all steps.
-    assert trained(densely)[1] == pytest.approx(losses, rel=2**-4)

@@ -19,37 +19,20 @@ READS_WORDS = r"ld\.relaxed\.sys\.\S*u64"  # of the bits by expert
 VECTORS = [r"st\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.v4\.u32"]
 MEETS_PEERS = [TELLS, ASKS, FENCE, STORE16]
 SAYS_SO = r"red\.release\.gpu\S*add\.s32"  # that it has begun, or numbered
+BY_FLAGS = [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS]
+RECORDED, SENDS_WORDS = r"st\.release\.gpu\.\S*s32", r"st\.relaxed\.sys\.\S*u32"
 NEEDED = {
     "dispatch": [*MEETS_PEERS, SAYS_SO, *OF_BLOCKS, ARRIVES, AWAITS, INPUT16],
     "cached dispatch": [*MEETS_PEERS, ARRIVES, AWAITS, INPUT16],
     "dispatch without signals": [*MEETS_PEERS, SAYS_SO, ARRIVES, AWAITS, INPUT16, *VECTORS],
     "cached dispatch without signals": [*MEETS_PEERS, SAYS_SO, ARRIVES, AWAITS, INPUT16, *VECTORS],
-    "combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, *VECTORS],
-    "combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid dispatch fp8": [
-        *MEETS_PEERS,
-        SAYS_SO,
-        *OF_BLOCKS,
-        FLAGS,
-        READS_FLAGS,
-        LOAD16,
-        r"cvt\.rn\.satfinite\.e4m3x2",
-    ],
-    "hybrid dispatch": [
-        *MEETS_PEERS,
-        SAYS_SO,
-        *OF_BLOCKS,
-        FLAGS,
-        READS_FLAGS,
-        r"st\.release\.gpu\.\S*s32",
-        INPUT16,
-        LOAD16,
-        READS_WORDS,
-        r"st\.relaxed\.sys\.\S*u32",
-    ],
-    "hybrid cached dispatch": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, INPUT16, LOAD16],
-    "hybrid combine without signals": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16, *VECTORS],
-    "hybrid combine": [*MEETS_PEERS, SAYS_SO, FLAGS, READS_FLAGS, LOAD16],
+    "combine without signals": [*BY_FLAGS, INPUT16, *VECTORS],
+    "combine": [*BY_FLAGS, INPUT16, LOAD16],
+    "hybrid dispatch fp8": [*BY_FLAGS, *OF_BLOCKS, LOAD16, r"cvt\.rn\.satfinite\.e4m3x2"],
+    "hybrid dispatch": [*BY_FLAGS, *OF_BLOCKS, RECORDED, INPUT16, LOAD16, READS_WORDS, SENDS_WORDS],
+    "hybrid cached dispatch": [*BY_FLAGS, INPUT16, LOAD16],
+    "hybrid combine without signals": [*BY_FLAGS, LOAD16, *VECTORS],
+    "hybrid combine": [*BY_FLAGS, LOAD16],
     "receive": [READS_FLAGS, READS_WORDS, INPUT16, LOAD16, STORE16, VECTORS[1]],
     "receive fp8": [READS_FLAGS, LOAD16, STORE16],
     "move": [LOAD16, STORE16],

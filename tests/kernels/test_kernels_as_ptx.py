@@ -17,6 +17,8 @@ RETURNS = [r"ld\.global\.L1::no_allocate\.v4", STORE16, COUNTED, SIGNALS]
 # combine: pieces sent, signals seen
 IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]
 
+LAMPORT = [r"st\.relaxed\.sys\.\S*v4", r"ld\.relaxed\.sys\.\S*v4"]
+
 NEEDED = {
     "dispatch_async": SENDS,
     "dispatch_wait": RECEIVES,
@@ -24,15 +26,7 @@ NEEDED = {
     "combine_async": RETURNS + IN_BLOCK,
     "combine_wait": RECEIVES + IN_BLOCK,
     "combine": RETURNS + RECEIVES + IN_BLOCK,
-    "combine without signals": [
-        RETURNS[0],
-        r"st\.relaxed\.sys\.\S*v4",
-        r"ld\.relaxed\.sys\.\S*v4",
-        STORE16,
-        COUNTED,
-        SIGNALS,
-        WAITS,
-    ],
+    "combine without signals": [RETURNS[0], *LAMPORT, STORE16, COUNTED, SIGNALS, WAITS],
     "dispatch with options": [STORE16, COUNTED, SIGNALS, r"ld\.acquire\.gpu\.\S*[su]32", *RECEIVES],
     "combine with options": RETURNS + RECEIVES + IN_BLOCK + [r"fma\.rn\.f32"],
     "combine with an output lambda": RETURNS + RECEIVES + IN_BLOCK + [r"\bst\.(global\.)?f32\b"],
