@@ -6,39 +6,6 @@ Numbers are so small that every sum is exact, in whatever order.
 import torch
 
 
-class RowsRoute:
-    """Of FusedDispatch. ids: int64 [T, K] of each rank, global or -1. num_rows: N of each rank."""
-
-    def __init__(self, ids, n_local, me):
-        self.ids, self.n_local, self.me, self.ranks = ids, n_local, me, range(len(ids))
-        ranks_of = [torch.where(i >= 0, i // n_local, -1) for i in ids]
-        self.goes = [[(of_slots == rank).any(1) for rank in self.ranks] for of_slots in ranks_of]
-        self.counts = [[int(goes.sum()) for goes in to_ranks] for to_ranks in self.goes]
-        self.num_rows = [sum(self.counts[source][rank] for source in self.ranks) for rank in self.ranks]
-
-    def times(self):
-        """float32 [T, 1]: to how many ranks each of this rank's tokens goes."""
-        return torch.stack(self.goes[self.me]).sum(0).float().unsqueeze(1)
-
-    def received(self, of_tokens):
-        """Rows [N, ...] that come here, of what every rank's tokens have."""
-        return torch.cat([x[goes[self.me]] for x, goes in zip(of_tokens, self.goes)])
-
-    def local_ids(self):
-        """int64 [N, K] of the rows that come here."""
-        ids = self.received(self.ids)
-        return torch.where((ids >= 0) & (ids // self.n_local == self.me), ids - self.me * self.n_local, -1)
-
-    def returned(self, rows):
-        """float32 [T, H]: sums of the rows [N, H] that all ranks have."""
-        goes, of_rank = self.goes[self.me], rows[0].shape[1:]
-        out = torch.zeros((len(self.ids[self.me]), *of_rank), device=rows[0].device)
-        for rank, of_rank in enumerate(rows):
-            first = sum(self.counts[source][rank] for source in range(self.me))
-            out[goes[rank]] += of_rank[first : first + self.counts[self.me][rank]].float()
-        return out
-
-
 class ExpertsRoute:
     """Of HybridEPDispatch. maps: bool [T, E] of each rank; budget: P, or None. num_rows: P of each rank."""
 
@@ -91,3 +58,17 @@ class ExpertsRoute:
                     out[tokens] += of_rank[first:end].float()
                 first = end
         return out
+
+
+class RowsRoute(ExpertsRoute):
+    """Of FusedDispatch, whose rows are those of ranks. ids: int64 [T, K] of each rank, global or -1."""
+
+    def __init__(self, ids, experts_a_rank, me):
+        self.ids, self.experts_a_rank = ids, experts_a_rank
+        rank_of = [torch.where(i >= 0, i // experts_a_rank, -1) for i in ids]
+        super().__init__([torch.stack([(r == rank).any(1) for rank in range(len(ids))], 1) for r in rank_of], 1, me)
+
+    def local_ids(self):
+        """int64 [N, K] of the rows that come here."""
+        ids, n = self.received(self.ids), self.experts_a_rank
+        return torch.where((ids >= 0) & (ids // n == self.me), ids - self.me * n, -1)

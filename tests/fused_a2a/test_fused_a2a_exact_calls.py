@@ -52,15 +52,8 @@ def test_numbers_of_rows_differ_and_plans_do_not(step, buffer_of):
     assert len(seen) == 3 and buffer_of(group)._plans == plans
 
 
-@pytest.mark.parametrize(
-    "step, buffer_of, remedy",
-    [
-        (by_rows, buffers.buffer_of, "call fused_dispatch_on_device"),
-        (by_expert, buffers.hybrid_ep_buffer, "give num_permuted_tokens"),
-    ],
-    ids=["rows", "hybrid"],
-)
-def test_while_a_graph_is_captured_memory_does_not_grow_and_nothing_is_launched(step, buffer_of, remedy, monkeypatch):
+@EITHER
+def test_while_a_graph_is_captured_memory_does_not_grow_and_nothing_is_launched(step, buffer_of, monkeypatch):
     group, rng = group_of(2), np.random.default_rng(8)
     buffer = buffer_of(group)
 
@@ -73,7 +66,8 @@ def test_while_a_graph_is_captured_memory_does_not_grow_and_nothing_is_launched(
 
     expect_refused("run the step once before")
     step(group, rng)
-    expect_refused(f"captured into a CUDA graph.*{remedy}")
+    remedy = {by_rows: "call fused_dispatch_on_device", by_expert: "give num_permuted_tokens"}
+    expect_refused(f"captured into a CUDA graph.*{remedy[step]}")
     monkeypatch.setattr(__import__(__name__), "T", (9, 6))
     buffer.max_tokens = 0
     expect_refused("run the step once before")

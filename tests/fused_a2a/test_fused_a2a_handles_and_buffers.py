@@ -25,15 +25,6 @@ def dispatched(group, rng, num_tokens=(4, 3), hidden=8):
     return fused_a2a.fused_dispatch(x, ids, probs, 4, group), reference.dispatch_forward(x, ids, probs, 4)
 
 
-def test_a_handle_serves_many_calls_with_other_sizes_and_types():
-    group, rng = group_of(2), np.random.default_rng(1)
-    (*_, handle), (*_, known) = dispatched(group, rng)
-    for hidden, dtype in ((8, np.float16), (24, np.float32), (8, np.float16)):
-        rows = tokens(rng, known.num_rows, hidden, dtype)
-        combined, _ = fused_a2a.fused_combine(rows, group, handle)
-        assert_same(combined, reference.combine_forward(rows, known), "combined")
-
-
 def test_a_copy_of_a_handle_is_the_handle_and_a_pickle_is_refused():
     (*_, handle), _ = dispatched(group_of(2), np.random.default_rng(1))
     assert copy.copy(handle) is copy.deepcopy([handle])[0] is handle
@@ -41,16 +32,19 @@ def test_a_copy_of_a_handle_is_the_handle_and_a_pickle_is_refused():
         pickle.dumps(handle)
 
 
-def test_results_and_handles_survive_growth():
-    group, rng = group_of(2), np.random.default_rng(2)
+def test_a_handle_serves_calls_of_other_sizes_and_types_and_survives_growth_as_results_do():
+    group, rng = group_of(2), np.random.default_rng(1)
     (*results, handle), (*want, known) = dispatched(group, rng)
     buffer = fused_a2a.get_buffer(group, 0)
-    before = buffer.allocated_bytes
-    dispatched(group, rng, (8, 4), 64)
-    assert buffer.allocated_bytes > before
-    assert_same(results[0], want[0], "the result from before")
-    rows = tokens(rng, known.num_rows, 8)
-    assert_same(fused_a2a.fused_combine(rows, group, handle)[0], reference.combine_forward(rows, known), "combined")
+    for hidden, dtype, grows in ((8, np.float16, False), (24, np.float32, True), (8, np.float16, False)):
+        rows = tokens(rng, known.num_rows, hidden, dtype)
+        combined, _ = fused_a2a.fused_combine(rows, group, handle)
+        assert_same(combined, reference.combine_forward(rows, known), "combined")
+        if grows:
+            before = buffer.allocated_bytes
+            dispatched(group, rng, (8, 4), 64)
+            assert buffer.allocated_bytes > before
+            assert_same(results[0], want[0], "the result from before")
 
 
 def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
@@ -281,14 +275,6 @@ def test_after_a_reset_the_error_of_a_kernel_is_not_ascribed_to_an_earlier_call(
     with pytest.raises(PeerTimeout):
         buffer.check()
     with pytest.raises(EPStateError, match="a kernel was ended by PeerTimeout"):
-        buffer.expect_open()
-
-
-def test_a_closed_buffer_says_so():
-    group = group_of(1)
-    buffer = fused_a2a.get_buffer(group, 16)
-    buffer.close()
-    with pytest.raises(EPStateError, match="closed"):
         buffer.expect_open()
 
 

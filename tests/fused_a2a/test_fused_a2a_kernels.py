@@ -58,14 +58,6 @@ def test_more_local_experts_than_lanes_of_a_warp(tonight):
     equal_hybrid(group_of(2, num_threads=64), world, rng, hidden=8)
 
 
-def test_rows_of_several_batches_of_vectors():
-    """1200 elements: a batch of 128 vectors and 22 behind it, shared among warps where rows are few."""
-    rng = np.random.default_rng(3)
-    ids, probs = routing(rng, (1, 2), 4, 2)
-    world = RowsWorld(tokens(rng, (1, 2), 1200), ids, probs, 4)
-    equal_rows(group_of(2, num_threads=128), world, rng)
-
-
 @pytest.mark.by_day(2)
 @pytest.mark.parametrize("seed, lamport_rows", [(None, False), (1, False), (1, True)])
 def test_a_token_is_sent_by_several_blocks_where_there_are_few(seed, lamport_rows):
@@ -118,12 +110,3 @@ def test_blockwise_fp8_travels_as_a_pair(num_tokens, hidden):
     ids, probs = routing(rng, num_tokens, 4, 2)
     equal_rows(group, RowsWorld(fp8_pairs(rng, num_tokens, hidden), ids, probs, 4), rng)
     expect_nothing_left(group, buffers.buffer_of(group))
-
-
-def test_an_epoch_more_than_the_parity_of_notes(tonight):
-    """Calls of every kind in turn on one buffer, with routing that changes each time."""
-    group, rng = group_of(2), np.random.default_rng(7)
-    for _ in range(4 if tonight else 3):
-        num_tokens = rng.integers(0, 9, 2).tolist()
-        ids, probs = routing(rng, num_tokens, 4, 2)
-        equal_rows(group, RowsWorld(tokens(rng, num_tokens, 8), ids, probs, 4), rng, hidden=8)

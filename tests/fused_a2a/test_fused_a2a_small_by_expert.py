@@ -55,12 +55,6 @@ def test_a_rank_by_itself():
     equal_calls(*checked(5, 1, num_threads=32), [(FEW,), (1,)], 4, 256, 12, fp8=True)
 
 
-def test_no_rank_knows_how_many_tokens_the_others_have(tonight):
-    group, rng = checked(6, 2, n_sms=2, num_threads=32)
-    calls = [(2, 1), (FEW + 2, 0), (FEW, FEW), (1, FEW)]
-    equal_calls(group, rng, calls if tonight else calls[:2], 2, 8, 24)
-
-
 def test_a_rank_that_does_not_come_is_named_and_reset_helps(monkeypatch):
     group, rng = group_of(2, timeout=TIMEOUT_S, expire_waits=True), np.random.default_rng(7)
     buffer = buffers.hybrid_ep_buffer(group)

@@ -66,21 +66,17 @@ def test_calls_of_all_releases_have_the_same_rows_and_sums():
     sizes["num_permuted_tokens"] = [n.sum() for n in per_expert]  # 0-d, as torch's sum is
     out = host(hybrid_ep_combine(x=rows, handle=handle, **sizes))
 
-    sizes = dict(num_permuted_tokens=24, pad_multiple=4)
-    padded, _, _, per_expert, handle = hybrid_ep_dispatch(**given, **sms, **sizes)
-    assert [h.shape for h in padded] == [(24, 8)] * 2
-    assert all((host(n) % 4 == 0).all() for n in per_expert)
-    combined = hybrid_ep_combine(x=padded, handle=handle, **sizes)
-    assert_same(combined, out, "combined, with and without padding")
-
     later = dict(num_blocks_permute=None, num_blocks_unpermute=4, num_sms_preprocessing_api=108)
     later |= dict(num_sms_dispatch_api=None, num_sms_combine_api=None, fused=True)
-    for budget, is_too_little in ((24, False), (4, True)):
-        sizes["num_permuted_tokens"] = budget
-        rows, *_, handle = hybrid_ep_dispatch(**given, **later, **sizes)
-        assert_same(rows, [h[:budget] for h in host(padded)], "as later releases call")
-        assert any((host(flag) != 0).item() for flag in handle[-1]) == is_too_little
-        combined = hybrid_ep_combine(x=rows, handle=handle, **sizes, fused=True)
-        if not is_too_little:
-            assert_same(combined, out, "combined as later releases do")
+    padded = None
+    for budget, of_dispatch, of_combine in (24, {}, {}), (24, later, dict(fused=True)), (4, later, dict(fused=True)):
+        sizes = dict(num_permuted_tokens=budget, pad_multiple=4)
+        rows, _, _, per_expert, handle = hybrid_ep_dispatch(**given, **of_dispatch, **sizes)
+        padded = padded or host(rows)
+        assert_same(rows, [h[:budget] for h in padded], "as later releases call")
+        assert [h.shape for h in rows] == [(budget, 8)] * 2 and all((host(n) % 4 == 0).all() for n in per_expert)
+        assert any((host(flag) != 0).item() for flag in handle[-1]) == (budget == 4)
+        combined = hybrid_ep_combine(x=rows, handle=handle, **sizes, **of_combine)
+        if budget == 24:
+            assert_same(combined, out, "combined, with and without padding")
     fused_a2a.reset_hybrid_ep_buffer()

@@ -105,14 +105,9 @@ class World:
         made["src_info"] = read("src_info", np.int32, (self.capacity, 2))
         for name in ("output_tokens", "src_info"):
             assert (made[name][rows:].view(np.uint8) == POISON).all(), f"{name} of rank {rank} behind the last row"
-        scales = made.get("output_scales")
-        if cfg.token_format == "fp8_blockwise":
-            scales = scales[:, :rows]
-        elif cfg.token_format == "mxfp4_rows" and not cfg.fuse_a_scale_preshuffle:
-            scales = scales[:rows]
         return Dispatched(
             output_tokens=made["output_tokens"][:rows],
-            output_scales=scales,
+            output_scales=made.get("output_scales"),
             scales_offset=made.get("scales_offset"),
             row_offsets=offsets,
             expert_ids=read("expert_ids", np.int32, (cfg.n_groups,)),

@@ -5,26 +5,11 @@ import pytest
 from row_kernels import POISON, decode
 
 from epmoe_ref import EPConfig, format_of
+from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.dispatch import empty_result, put_scales
 
-CASES = [
-    ("bf16", {}),
-    ("fp8_blockwise", {}),
-    ("nvfp4", {}),
-    ("mxfp4", {}),
-    ("mxfp8", {}),
-    ("mxfp4_rows", {}),
-    ("mxfp4_rows", {"fuse_a_scale_preshuffle": True}),
-]
-SHORTEST = [
-    ("bf16", 8),
-    ("fp8_blockwise", 128),
-    ("nvfp4", 64),
-    ("mxfp4", 128),
-    ("mxfp8", 128),
-    ("mxfp4_rows", 32),
-    ("mxfp4_rows", 96),
-]
+CASES = [(name, {}) for name in TOKEN_FORMATS] + [("mxfp4_rows", {"fuse_a_scale_preshuffle": True})]
+SHORTEST = [(name, of.hidden_multiple) for name, of in TOKEN_FORMATS.items()] + [("mxfp4_rows", 96)]
 
 
 def check(token_format, options, hidden, counts, capacity, *, n_parts=1, **world):

@@ -7,26 +7,13 @@ from ml_dtypes import bfloat16
 from row_kernels import encode
 
 from epmoe_ref import format_of
-from epmoe_ref.config import EPConfig
+from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
 FLOAT32 = np.finfo(np.float32)
-QUANTISED = ["fp8_blockwise", "nvfp4", "mxfp4", "mxfp8", "mxfp4_rows"]
-FORMATS = ["bf16", *QUANTISED]
-
-LENGTHS = [
-    ("bf16", 8),
-    ("bf16", 1048),
-    ("fp8_blockwise", 128),
-    ("fp8_blockwise", 640),
-    ("nvfp4", 64),
-    ("nvfp4", 1088),
-    ("mxfp4", 128),
-    ("mxfp4", 1152),
-    ("mxfp8", 128),
-    ("mxfp8", 640),
-    ("mxfp4_rows", 32),
-    ("mxfp4_rows", 1120),
-]
+FORMATS = list(TOKEN_FORMATS)
+QUANTISED = [name for name in FORMATS if name != "bf16"]
+LONGER = dict(bf16=131, fp8_blockwise=5, nvfp4=17, mxfp4=9, mxfp8=5, mxfp4_rows=35)  # than the shortest rows
+LENGTHS = [(name, n * TOKEN_FORMATS[name].hidden_multiple) for name, longer in LONGER.items() for n in (1, longer)]
 
 
 def config(token_format, hidden, **options):

@@ -60,21 +60,8 @@ def floats_about(values):
 
 
 def floats_of_every_kind(values, n):
-    """As floats_about, and random bits, infinities, NaN with either sign, subnormals."""
-    rng = np.random.default_rng(1)
-    special = [
-        0,
-        0x80000000,
-        1,
-        0x80000001,
-        0x7FFFFF,
-        0x800000,
-        0x7F7FFFFF,
-        0x7F800000,
-        0xFF800000,
-        0x7F800001,
-        0xFFFFFFFF,
-    ]
+    """As floats_about, also about zero, the smallest normal number, infinity and NaN, and random bits."""
+    rng, special = np.random.default_rng(1), floats_about([0, 2.0**-126, np.inf, np.nan])
     codes_range = rng.integers(0x3D000000, 0x44000000, n) | rng.integers(0, 2, n) << 31
     return np.concatenate([floats_about(values), special, rng.integers(0, 2**32, n), codes_range]).astype(np.uint32)
 
