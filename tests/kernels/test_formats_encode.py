@@ -12,7 +12,7 @@ from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 FLOAT32 = np.finfo(np.float32)
 FORMATS = list(TOKEN_FORMATS)
 QUANTISED = [name for name in FORMATS if name != "bf16"]
-LONGER = dict(bf16=131, fp8_blockwise=5, nvfp4=17, mxfp4=9, mxfp8=5, mxfp4_rows=35)  # than the shortest rows
+LONGER = dict(bf16=131, fp8_blockwise=5, nvfp4=17, mxfp4=9, mxfp8=5, mxfp4_rows=35)  # times the shortest row
 LENGTHS = [(name, n * TOKEN_FORMATS[name].hidden_multiple) for name, longer in LONGER.items() for n in (1, longer)]
 
 

@@ -23,8 +23,7 @@ def exact_rounds(cfg, *tokens, **options):
 
 @pytest.mark.by_day(4)
 @IS_FUSED
-@pytest.mark.parametrize("seed", [None, 11, 12, 13, 14, 21, 22])
-@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("stale, seed", [(False, seed) for seed in (None, 11, 12, 13, 14)] + [(True, 21), (True, 22)])
 def test_any_schedule_and_stale_values_that_the_memory_model_permits_change_nothing(seed, stale, fused):
     exact_rounds(SMALL, [4, 3], [0, 4], fused=fused, seed=seed, stale=stale)
 
