@@ -62,6 +62,14 @@ def test_more_ranks_than_are_added_up_at_once():
     equal_calls(group, rng, (FEW, 0, 0, 0, 1), 8, 10, dropped=0, of_combine=8)
 
 
+def test_no_rank_knows_how_many_tokens_the_others_have():
+    """As with one rank a process: without room nothing is stored, all ranks grow and send again."""
+    group = group_of(2, seed=4, racecheck=True)
+    rng = np.random.default_rng(4)
+    for num_tokens in ((2, 0), (1, FEW), (FEW + 2, 0)):
+        equal_calls(group, rng, num_tokens, 8)
+
+
 def words_of_all_kinds(rng, n_rows, n_words):
     """Rows of u32 words: such as say that nothing has come, and those that may stand for them."""
     rows = rng.integers(0, 2**32, (n_rows, n_words), np.uint32)

@@ -16,7 +16,6 @@ SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16,
 RETURNS = [r"ld\.global\.L1::no_allocate\.v4", STORE16, COUNTED, SIGNALS]
 # combine: pieces sent, signals seen
 IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]
-
 LAMPORT = [r"st\.relaxed\.sys\.\S*v4", r"ld\.relaxed\.sys\.\S*v4"]
 
 NEEDED = {
