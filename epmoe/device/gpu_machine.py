@@ -135,6 +135,7 @@ class GpuMachine:
         self.held = 0
         self.has_captured = False  # graphs may refer to memory that nothing here uses any more
         self.waiting = []  # functions that start the launches held back by hold()
+        self._adopted = {}
         belongs_here(self)
 
     def describe(self):
@@ -157,6 +158,15 @@ class GpuMachine:
         """New HostMemory."""
         self.activate()
         return HostMemory(self, nbytes)
+
+    def adopt(self, array, name, rank=0, *, regions=None):
+        """Device address of the caller's array, from its __cuda_array_interface__; nothing is copied."""
+        interface = getattr(array, "__cuda_array_interface__", None)
+        if interface is None:
+            raise EPValueError(f"{name} is not in the GPU's memory: give an array with __cuda_array_interface__")
+        address = interface["data"][0]
+        self._adopted[address] = array
+        return address
 
     # ------------------------------------------------------------------ launches
     def stream(self, rank=0, handle=None):

@@ -55,8 +55,11 @@ def test_buffers(machine):
     interface = a.array(np.int32, (3, 4), 8).__cuda_array_interface__
     assert interface["data"] == (a.address + 8, False)
     assert interface["shape"] == (3, 4) and interface["typestr"] == "<i4"
+    assert machine.adopt(a.array(np.int32, 4, 16), "part") == a.address + 16
     with pytest.raises(EPValueError, match="which has 1000 bytes"):
         a.read(np.int32, 251)
+    with pytest.raises(EPValueError, match="not in the GPU's memory"):
+        machine.adopt(np.zeros(3), "host array")
     a.free()
     a.free()
 
