@@ -49,7 +49,7 @@ def add_arguments(parser):
         nargs="+",
         metavar="SHAPE",
         help="TOKENSxHIDDEN/EXPERTS[/TOP_K][:FORMAT][:ROUTING], formats bf16 and fp8, routings uniform "
-        "and zipf (default: 1, 16, 128, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
+        "and zipf (default: 1, 16, 128, 256, 1024 and 4096 tokens, 7168/256 and 4096/128, both "
         "formats, both routings)",
     )
     parser.add_argument(

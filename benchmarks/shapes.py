@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-TOKENS = (128, 4096, 1, 16, 1024)  # of each rank; the most important come first
+TOKENS = (128, 4096, 1, 256, 16, 1024)  # of each rank; the most important come first
 MODELS = ((7168, 256), (4096, 128))  # hidden, experts
 FORMATS = {"bf16": "bf16", "fp8": "fp8_blockwise"}  # name here -> token_format
 ROUTINGS = ("uniform", "zipf")
