@@ -1,5 +1,7 @@
 """Rows that need no signals, of at most four tokens a rank in the simulator: every word says that it is there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from absent_rank import TIMEOUT_S, expect_named, without
@@ -68,6 +70,15 @@ def test_no_rank_knows_how_many_tokens_the_others_have():
     rng = np.random.default_rng(4)
     for num_tokens in ((2, 0), (1, FEW), (FEW + 2, 0)):
         equal_calls(group, rng, num_tokens, 8)
+
+
+def test_more_tokens_than_a_warp_numbers_at_once():
+    """Four a lane."""
+    group, rng = group_of(2, num_threads=32), np.random.default_rng(5)
+    launches = buffers.get_buffer(group, 0).launches
+    launches.tuning = replace(SMALL, lamport_tokens=130)
+    equal_calls(group, rng, (130, 1), 8, top_k=1, dropped=0)
+    assert launches.shape(2, 16, None, send=(130,), top_k=1).lamport == 130
 
 
 def words_of_all_kinds(rng, n_rows, n_words):
