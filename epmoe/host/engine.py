@@ -87,7 +87,8 @@ class Engine:
         if cfg.use_shmem:
             world.connect(self._memory)
         self.ranks = [RankMemory(cfg, self.machine, rank, self._memory) for rank in world.ranks]
-        self._status = np.int32, (layout.STATUS_WORDS,), layout.region(cfg, "status").offset
+        at = next(r.offset for r in layout.regions(cfg) if r.name == "status")
+        self._status = np.int32, (layout.STATUS_WORDS,), at
         self.is_alone = not (world.lists or device.SIM)  # launches start without world.launching()
         self.telling = Telling(self.machine, first, stream)
         self._initialise("start", timeout)

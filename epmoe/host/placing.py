@@ -37,11 +37,7 @@ class Placing:
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
             return self._adopted(rank, name, host)
-        if self.machine.has_captured and self._stream_of(rank).capture():
-            raise EPValueError(
-                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA graph, whose "
-                "replays would not see it: give an array in GPU memory"
-            )
+        self._expect_no_capture(rank, name)
         # Earlier launches may still read the staging buffer.
         self.machine.synchronize()
         buffer = self._buffer(rank, name, host.nbytes)
@@ -55,8 +51,19 @@ class Placing:
 
     def fill_in(self, unplaced):
         """Place arrays, [(words, index, rank, name, array, dtype if any)], and store each address in words[index]."""
+        # a refusal comes before any word is written
+        for _, _, rank, name, array, *_ in unplaced:
+            if not device.SIM and type(array) is Array and array.host is not None:
+                self._expect_no_capture(rank, name)
         for words, i, *what in unplaced:
             words[i] = self.place(*what)
+
+    def _expect_no_capture(self, rank, name):
+        if self.machine.has_captured and self._stream_of(rank).capture():
+            raise EPValueError(
+                f"{name} of rank {rank} is in host memory, and the stream is being captured into a CUDA graph, whose "
+                "replays would not see it: give an array in GPU memory"
+            )
 
     def fetch(self, rank, name, host):
         """Copy a placed array that kernels have written back into `host`, the caller's array; they must have ended."""

@@ -11,7 +11,7 @@ FACTORY = "fused_silu_kernel"
 
 def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
     """Launch SwiGLU for every rank; returns for each an array, or (values, scales) for fp8_blockwise."""
-    launches, results, loans, unplaced = [], [], [], []
+    launches, made, unplaced = [], [], []
     given = inputs.each_rank(engine.world, gate_up=gate_up, dispatched=dispatched)
     for r, (rows, d) in zip(engine.ranks, given):
         if not isinstance(d, Dispatched) or d.round is not None and d.round.plan.r is not r:
@@ -34,14 +34,14 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
         unplaced.append((words, 0, r.rank, "gate_up", rows))
         unplaced.append((words, 1, r.rank, "row_offsets", d.row_offsets))
         launches.append((engine.plans[key], words))
-        loans.append(loan)
-        results.append(values[0] if len(values) == 1 else tuple(values))
+        made.append((loan, values[0] if len(values) == 1 else tuple(values)))
     engine.placing.fill_in(unplaced)
     if engine.rounds.captured_now():
-        engine.captured += loans
+        engine.captured += [loan for loan, _ in made]
     with engine.world.launching(False):
         for launch, words in launches:
             launch.start(*words)
     if device.SIM:
         engine.machine.synchronize()
+    results = [result for _, result in made]
     return results if engine.lists else results[0]
