@@ -55,7 +55,7 @@ def kernels_of(case, n_ranks, n_sms):
 
 
 def distinct(cases, n_ranks):
-    """Our cases whose kernels differ on n_ranks ranks. Routing makes no difference; SMs only if blocks for few or many tokens differ."""
+    """Our cases whose kernels differ on n_ranks ranks. Routing makes no difference; SMs only if block sizes differ."""
     found = {}
     for case in cases:
         if case.section not in plan.OURS:

@@ -11,6 +11,8 @@ import re
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
+from shlex import quote
 
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
@@ -35,6 +37,14 @@ def refuse_to_overwrite(source, **written):
     for name, path in written.items():
         if source and path and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path):
             raise EPValueError(f"--{name} {path} is the file that is read, and would be overwritten: name another one")
+
+
+def new_file(file):
+    """The Path of an answer for --start to write; EPValueError if something is there already."""
+    if Path(file).exists():
+        other = quote(file.removesuffix(".py") + "_2.py")
+        raise EPValueError(f"{file} exists and is left alone: give another name, --start {other}")
+    return Path(file)
 
 
 def at_least_one(text):

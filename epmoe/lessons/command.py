@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from shlex import quote
 
-from epmoe.command_line import DIFFERS, EQUAL, number_of_one
+from epmoe.command_line import DIFFERS, EQUAL, new_file, number_of_one
 from epmoe.lessons import FILES, exercise, own_routing
 from epmoe.lessons.judge import verdicts
 from epmoe.lessons.telling import WIDTH, exercise_text, plain_simulator, tell, title, worked_problems, wrapped
@@ -86,10 +86,7 @@ def listed():
 
 def start(number, file):
     """Write the file of a lesson's exercises: the questions, and code to fill in."""
-    path = Path(file)
-    if path.exists():
-        other = quote(file.removesuffix(".py") + "_2.py")
-        raise EPValueError(f"{file} exists and is left alone: give another name, --start {other}")
+    path = new_file(file)
     with plain_simulator():
         path.write_text(new_answer(number), encoding="utf-8")
     print(f"{file} is written: fill it in, then\n  epmoe lesson {number} --check {quote(file)}")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 
-from epmoe.command_line import DIFFERS, EQUAL, at_least_one, number_of_one
+from epmoe.command_line import DIFFERS, EQUAL, at_least_one, new_file, number_of_one
 from epmoe.lessons.telling import WIDTH, plain_simulator, wrapped
 from epmoe.puzzles import FILES, puzzle
 from epmoe_ref.errors import EPValueError
@@ -102,10 +102,7 @@ def told(number):
 
 def start(number, file):
     """Write the file of a puzzle."""
-    path = Path(file)
-    if path.exists():
-        other = quote(file.removesuffix(".py") + "_2.py")
-        raise EPValueError(f"{file} exists and is left alone: give another name, --start {other}")
+    path = new_file(file)
     path.write_text(puzzle(number).start, encoding="utf-8")
     named = "" if file == file_of(number) else f" {quote(file)}"
     print(f"{file} is written. Fill the hole, then\n  epmoe puzzle {number} --check{named}")

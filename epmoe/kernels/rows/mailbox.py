@@ -69,7 +69,7 @@ def numbers_announced(n_ranks: int) -> int:
 
 
 def control(n_ranks: int, num_local_experts: int, words_of_bits: int) -> Control:
-    """The control memory for at most num_local_experts a rank. words_of_bits: of each for the most tokens in bits."""
+    """The control memory for at most num_local_experts a rank. words_of_bits: for an expert's bits of a small batch."""
     mailbox_bytes = 8 * (bits_at(n_ranks, num_local_experts) + words_of_bits * num_local_experts)
     mailboxes = -(-2 * 4 * n_ranks // 256) * 256
     return Control(n_ranks, 0, mailboxes, mailbox_bytes, mailboxes + 2 * n_ranks * mailbox_bytes)
