@@ -50,7 +50,8 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run(told):
 @pytest.mark.by_day(2)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
     result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 2")
-    assert result.returncode == 1 and says in result.stderr and "PASS" not in result.stdout, result.stderr
+    ends = (1, 1 | 9)  # MPICH combines the statuses of all ranks, at times with 9 (SIGKILL) of a rank that it ended
+    assert result.returncode in ends and says in result.stderr and "PASS" not in result.stdout, result.stderr
 
 
 @pytest.mark.nightly
