@@ -48,19 +48,20 @@ def _call_everything(world, hidden, local, top_k, n_tokens):
         fused_a2a.FusedCombine.forward(other, rows, world, handle)
         fused_a2a.FusedCombine.backward(other, x)
         dispatch.backward(ctx, rows, None, row_probs, None, None)
-    for budget in (None, n_tokens):
+    for budget, num_sms in ((None, 24), (n_tokens, 24), (n_tokens, None)):
         if budget:
             # else the host would look
             fused_a2a.init_hybrid_ep_buffer(world, hidden, n_tokens, local, 24, 24, False)
         ctx, other = fused_a2a.Context(), fused_a2a.Context()
         rows, row_probs, _, _, handle = fused_a2a.HybridEPDispatch.forward(
-            ctx, x, goes, dense, world, local, num_permuted_tokens=budget
+            ctx, x, goes, dense, world, local, num_sms, num_sms, budget
         )
         fused_a2a.HybridEPCombine.forward(other, rows, handle)
         fused_a2a.HybridEPCombine.backward(other, x)
         fused_a2a.HybridEPDispatch.backward(ctx, rows, row_probs, None, None, None)
     fused_a2a.init_hybrid_ep_buffer(world, FP8_HIDDEN, n_tokens, local, 24, 24, True)
-    rows, _, scales, *_ = fused_a2a.hybrid_ep_dispatch(np.zeros((n_tokens, FP8_HIDDEN), BF16), goes, None, world, local)
+    x = np.zeros((n_tokens, FP8_HIDDEN), BF16)
+    rows, *_ = fused_a2a.hybrid_ep_dispatch(x, goes, None, world, local, None, None)
     values = np.zeros((n_tokens, FP8_HIDDEN), rows.dtype), np.ones((n_tokens, 1), FP32)
     fused_a2a.fused_dispatch(values, ids, probs, n_experts, world)
 

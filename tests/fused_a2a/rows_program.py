@@ -13,7 +13,8 @@ from epmoe_ref import fused_a2a as reference
 from epmoe_ref.errors import EPValueError
 
 TOP_K = 8
-FEW = 40  # tokens of a rank in rounds after the first, at most
+FEW = 600  # tokens of a rank in rounds after the first, at most; on 2 GPUs Lamport rows carry up to 512
+ALL_SMS = {"num_sms_dispatch_api": None, "num_sms_combine_api": None}
 
 
 def rows_round(world, rng, num_tokens, hidden, local):
@@ -50,8 +51,11 @@ def narrow(rows):
     return [a[:, :8] for a in rows]
 
 
-def hybrid_round(world, rng, num_tokens, hidden, local, **options):
-    """HybridEPDispatch, HybridEPCombine and both gradients; as many experts a token as rows have, about."""
+def hybrid_round(world, rng, num_tokens, hidden, local, sms=None, **options):
+    """HybridEPDispatch, HybridEPCombine and both gradients; as many experts a token as rows have, about.
+
+    sms: ALL_SMS, or None for the default. options: what the reference has too.
+    """
     me, num_experts = world.rank, local * world.n_ranks
     ids, _ = routing(rng, num_tokens, num_experts, min(TOP_K, num_experts))
     maps = [(a[:, :, None] == np.arange(num_experts)).any(axis=1) for a in ids]
@@ -59,7 +63,8 @@ def hybrid_round(world, rng, num_tokens, hidden, local, **options):
     want, known = hybrid_received(x, maps, probs, local, me, **options)
     here, mine = receiving(known, me), returning(known, me)
     ctx, other = fused_a2a.Context(), fused_a2a.Context()
-    *got, handle = fused_a2a.HybridEPDispatch.forward(ctx, x[me], maps[me], probs[me], world, local, **options)
+    given = x[me], maps[me], probs[me], world, local
+    *got, handle = fused_a2a.HybridEPDispatch.forward(ctx, *given, **options, **(sms or {}))
     assert_same(got, want, "dispatch by expert")
     assert_same(handle.overflow, known.overflow[me], "overflow")
     rows = order_tells(rng, known.num_rows, hidden)
@@ -83,7 +88,7 @@ def blockwise_fp8_round(world, rng, num_tokens, local):
     x = tokens(rng, num_tokens, hidden)
     fused_a2a.init_hybrid_ep_buffer(world, hidden, max(num_tokens), local, 24, 24, True)
     *want, _ = reference.hybrid_dispatch_forward(x, maps, None, local, fp8_dispatch=True)
-    *got, _ = fused_a2a.hybrid_ep_dispatch(x[me], maps[me], None, world, local)
+    *got, _ = fused_a2a.hybrid_ep_dispatch(x[me], maps[me], None, world, local, **ALL_SMS)
     assert_same(got, [None if of_all is None else of_all[me] for of_all in want], "blockwise FP8 by expert")
     pairs = list(zip(want[0], want[2]))  # rows in the place of tokens
     ids = [np.argsort(rng.random((len(a), num_experts)), axis=1)[:, : min(TOP_K, num_experts)] for a in want[0]]
@@ -128,8 +133,8 @@ def main(most_tokens, hidden, local, rounds, kind="MPIWorld"):
             fused_a2a.init_hybrid_ep_buffer(world, hidden, most_tokens, local, 24, 24, False)
         # about as many rows as a rank gets, since routing drops a fifth: some ranks have room for all, others have not
         num_rows = sum(num_tokens) * min(TOP_K, local * world.n_ranks) * 4 // (5 * world.n_ranks)
-        hybrid_round(world, rng, num_tokens, hidden, local, num_permuted_tokens=num_rows, pad_multiple=4)
-        say(f"rows by expert, {num_rows} of them")
+        hybrid_round(world, rng, num_tokens, hidden, local, ALL_SMS, num_permuted_tokens=num_rows, pad_multiple=4)
+        say(f"{num_rows} rows by expert, with all SMs")
     blockwise_fp8_round(world, rng, [min(FEW, most_tokens - rank % 2) for rank in range(world.n_ranks)], local)
     fused_a2a.reset_hybrid_ep_buffer(world)
     fused_a2a.get_buffer(world, 0).close()
