@@ -32,7 +32,7 @@ def mailbox_words(shape):
 
 def parts_of_announcement(shape):
     """{part of an announcement: its words [begin, end)}, in this order: places (of the arrays that peers write), tokens
-    (capacity, num_tokens, blocks), counts, experts. "header": all but experts; "sizes": that but places.
+    (capacity, num_tokens, blocks), counts, experts. "header": all but experts; "sizes": the header without places.
     """
     experts = mailbox.experts_at(shape.n_ranks)
     return dict(header=(0, experts), without_counts=(0, mailbox.COUNTS), places=(0, MAX_PLACES),
@@ -55,7 +55,7 @@ def announcing(shape, part, marks=True):
 
     @device_fn
     def load(call, first):
-        """(address at parity 0, bytes to parity 1, number unless a count, word); past the end, of the last word."""
+        """(address at parity 0, bytes from there to parity 1, number unless a count, word); past the end the last word's."""
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word, number = i32(begin + word), i32(call.num_tokens)
         if word < MAX_PLACES:
@@ -174,14 +174,14 @@ def beginning(shape, mark, small):
     return begin
 
 
-def arrivals(shape, phase):
+def arrivals(shape):
     """Namespace of device functions by which blocks signal to all ranks that they have sent their part.
 
     sent(call, ok): every sending block calls it when it has sent its part (ok). await_all(call, announced): the leader
     block waits; returns whether every rank has sent all its rows.
     """
     ranks, memory, mail = shape.n_ranks, memory_of(shape.n_ranks), mailbox.reading(shape.n_ranks)
-    what = phase, wait.FOR_ARRIVAL
+    what = wait.ROWS_DISPATCH, wait.FOR_ARRIVAL
 
     @device_fn
     def arrived_at(params, rank, epoch, src_rank):

@@ -64,13 +64,13 @@ def is_fence_warp():
 
 @device_fn
 def is_last_thread():
-    """Whether this is the block's last thread. Its first threads are busy: they wait for announcements."""
+    """Whether this is the block's last thread. While the first threads wait for announcements, it has time."""
     return thread_idx() == block_dim() - 1
 
 
 @device_fn
 def num_senders():
-    """The number of blocks but the leader block. They send; of a small batch by rank, only some do (small/send.py)."""
+    """The number of blocks but the leader block. They send; with a small batch, perhaps only some do (small/send.py)."""
     return i32(grid_dim() - 1)
 
 
@@ -85,17 +85,17 @@ def read_epoch(call):
 @device_fn
 def share_epoch(call, at_entry):
     """The call with its number, after the block's first barrier; OVER if any wait of this rank has expired."""
-    has_failed, last_epoch, shared_epoch = at_entry
+    failed, last_epoch, shared_epoch = at_entry
     if thread_idx() == 0:
         shared_epoch[0] = u64(last_epoch + u64(1))
-    if syncthreads_or(has_failed):
+    if syncthreads_or(failed):
         return at_epoch(call, u64(OVER))
     return at_epoch(call, u64(shared_epoch[0]))
 
 
 @device_fn
 def signal_begun(call):
-    """The block's last thread adds this block to BEGUN. It releases: it waits for what this thread has stored."""
+    """The block's last thread adds this block to BEGUN: a release, after what this thread has stored."""
     if is_last_thread():
         red_add_release_gpu_i32(call.params[p.words] + u64(mailbox.BEGUN), i32(1))
 

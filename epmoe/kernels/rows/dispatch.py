@@ -1,44 +1,46 @@
 """Dispatch of rows: every token is sent once to each rank of its experts.
 
-The last block of a rank's launch (the leader block) announces this rank to the peers, mostly by its last warp (the
-notify warp). The other blocks send. Expert-major also expands rows (copies them to the rows of their experts): in each
-of these blocks a share of the warps sends (shape.sending.tenths). All other warps expand, and so do those that have
-finished sending. If a batch has at most one token for each block, all warps of these blocks send first. Rows may be
-encoded (bf16 to FP8) on the way.
+The last block of a rank's launch (the leader block) talks to the peers; it announces this rank by its last warp (the
+notify warp), and its tokens by expert with all warps. The other blocks send. Expert-major also expands rows (copies
+them to the rows of their experts): the first warps of each sending block send (shape.sending.tenths of them), and all
+others expand, also those of the leader block. Warps that have finished sending join them. If there are no more tokens
+than sending blocks, all warps of these blocks send first. Rows may be encoded (bf16 to FP8) on the way.
 
-1. Begin: read the last call's number, and whether a wait expired (call.py). This call's number (epoch) is one more.
+1. Begin: read the last call's number, and whether an earlier wait of this rank has expired, after which nothing runs
+   (call.py). This call's number (epoch) is one more.
 2. Small batches (at most RowsShape.lamport tokens on every rank) are sent as Lamport rows, on a path of their own that
-   ends the call (small/dispatch.py). Expert-major also expands them as they arrive (small/by_expert.py). If some rank
-   has too many tokens for this path, or may lack room to receive, all ranks leave it. They do step 3 before they leave,
-   and go on with step 4.
+   ends the call (small/dispatch.py): every word is its own ready flag, and a receiver polls a row's words until all
+   have come. Expert-major also expands them as they arrive (small/by_expert.py). If some rank has more tokens, or room
+   for fewer rows than all ranks have tokens, all ranks leave this path and go on with step 4, their rows numbered.
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
    there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block announces
    this rank, and then how many tokens each expert gets (announce.py).
-4. Wait (ld.acquire.sys) for the announcements of all ranks (`announced`), stored with st.relaxed.sys after a
-   fence.acq_rel.sys. They tell where this rank's rows begin at each rank.
+4. Wait (ld.acquire.sys) for the announcements of all ranks, which were stored with st.relaxed.sys after a
+   fence.acq_rel.sys. Each block keeps their numbers (`announced`). They tell where this rank's rows begin at each rank.
 5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends, and no row is lost: the hosts, which wait in such calls, make room and begin again. If there are more tokens
-   than blocks that send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it
-   waits until all blocks have numbered theirs.
-6. Meanwhile the leader block waits for the numbers of tokens by expert. It records for the handle the counts, where
-   experts' rows begin, and whether they and their padding exceed num_rows (overflow). Rows beyond num_rows are lost. If
-   the host waits for the counts, the leader block also stores them in host memory (handle.py).
-7. Finish. A receiver learns in one of three ways that rows have arrived:
+   sends. This happens only in calls whose hosts wait: they make room and repeat the call. If there are more tokens than
+   blocks that send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it waits
+   until all blocks have numbered theirs.
+6. Meanwhile the leader block waits for the numbers of tokens by expert, and records the counts in the handle.
+   Expert-major, it also records where experts' rows begin, and whether they and their padding exceed num_rows
+   (overflow); rows from num_rows on are dropped. If the host waits for the counts, the leader block also stores them in
+   host memory (handle.py).
+7. Finish. A receiver learns in one of two ways that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, if any, it passes a barrier and adds one to its
    rank's counter at every rank (red.release.sys). The leader block waits until each counter has reached the number of
    blocks that its rank has announced (ld.acquire.sys).
-   Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). Warps that do not send,
-   or have finished sending, wait until the leader block has recorded where experts' rows begin (st.release.gpu), and
-   expand the parts that have arrived (ld.acquire.sys; expand.py). Rows of a rank to itself stay in the input unless
-   they are encoded: only their metadata travels, with the flag of part 0.
-   Lamport rows (step 2): each word is its own ready flag. A receiver polls a row's words until all have come.
-8. The leader block ends the call when all its blocks have begun (step 7's counters show it, in expert-major those of
-   signal_begun). In expert-major others may still expand: results are complete when the launch has ended.
+   Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). The other warps wait
+   until the leader block has recorded where experts' rows begin (RECORDED, st.release.gpu), and expand the parts that
+   have arrived (ld.acquire.sys; expand.py). Rows of a rank to itself stay in the input unless they are encoded: only
+   their metadata travels, with the flag of part 0.
+8. The leader block ends the call when all ranks have announced themselves (step 4) and all blocks of this rank have
+   begun: its counter shows that, in expert-major BEGUN. There other blocks may still expand: results are complete when
+   the launch has ended.
 
-Two more kernels. rows_resend is a cached dispatch: it takes numbers and counts from a handle. In step 3 it only
-announces this rank, without counts; it has no step 6. rows_receive only expands. An expert-major dispatch whose host
-waits has memory for about as many rows by expert as recent calls had (out_rows). If there are more, it expands none.
-The host reads their number, makes room, and launches rows_receive on this rank alone.
+Two more kernels. rows_resend is a cached dispatch: it takes numbers and counts from a handle. It announces this rank,
+without counts, in step 1, and has no steps 3 and 6. rows_receive only expands. An expert-major dispatch whose host
+waits has results for `out_rows` rows, a guess from recent calls. If there are more rows, it expands none. The host
+learns their number, makes room, and launches rows_receive on this rank alone.
 """
 
 from functools import lru_cache
@@ -61,13 +63,13 @@ def dispatch_kernel(shape):
     (begin_call, end_call), n_announced = calls.begin_and_end(shape.n_ranks), mailbox.numbers_announced(shape.n_ranks)
     mark = stamps.make(shape.trace, BLOCK)
     allocate, number_rows = layout.allocating(shape), numbering(shape, mark)
-    most_tokens, has_small, expands = shape.lamport, bool(shape.lamport), shape.expert_major
+    most_small, has_small, expert_major = shape.lamport, bool(shape.lamport), shape.expert_major
     if has_small:
-        dispatch_small = (by_expert.dispatching(shape, mark, number_rows) if shape.expert_major
+        dispatch_small = (by_expert.dispatching(shape, mark, number_rows) if expert_major
                           else small_batch.dispatching(shape, mark))
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "header")
-    send_rows, finish_rows = sending_and_finishing(shape, mark, layout.counter(shape, wait.ROWS_DISPATCH))
-    record, has_room = handle.recording(shape, wait.ROWS_DISPATCH), mailbox.reading(shape.n_ranks).has_room
+    send_rows, finish_rows = sending_and_finishing(shape, mark, layout.counter(shape))
+    record, has_room = handle.recording(shape), mailbox.reading(shape.n_ranks).has_room
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
@@ -75,15 +77,15 @@ def dispatch_kernel(shape):
         mark(params, stamps.START)
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
         at_entry = begin_call(params, shared_epoch)                      # 1
-        # on a GPU larger batches have a kernel without the path for small ones; simulated ranks share one kernel
-        if has_small and (not SIM or num_tokens <= most_tokens):
+        # a kernel with the path for small batches gets no others (lamport.rows_for), unless simulated ranks share it
+        if has_small and (not SIM or num_tokens <= most_small):
             epoch = dispatch_small(call, at_entry, announced, scratch)   # 2
         else:
             epoch = number_rows(call, at_entry, scratch)                 # 3
         if epoch == u64(calls.OVER):            # step 2 has ended the call, or a wait has expired
             return
-        call, ok = calls.at_epoch(call, epoch), True
-        if expands:                             # otherwise the arrival counters show it
+        call = calls.at_epoch(call, epoch)
+        if expert_major:                        # otherwise the counters show that a block has begun
             calls.signal_begun(call)
         if not await_announcements(call, announced):                     # 4
             return
@@ -91,9 +93,9 @@ def dispatch_kernel(shape):
         if not calls.is_leader():
             ok = send_rows(call, announced)                              # 5
             mark(params, stamps.SENT)
-        if calls.is_leader():                                            # 6
-            ok = record(call, announced, has_room(announced), scratch.experts)
-            ok = ok and (not expands or calls.leader_awaits_begun(call, wait.ROWS_DISPATCH))
+        else:
+            ok = record(call, announced, has_room(announced), scratch.experts)   # 6
+            ok = ok and (not expert_major or calls.leader_awaits_begun(call, wait.ROWS_DISPATCH))
             mark(params, stamps.PLACED)
         if finish_rows(call, announced, ok) and calls.is_leader():       # 7
             end_call(call)                                               # 8
@@ -105,31 +107,30 @@ def dispatch_kernel(shape):
 def numbering(shape, mark):
     """Device function number_rows(call, at_entry, scratch) -> this call's number, or OVER if a wait has expired.
 
-    When it returns, a block that sends has numbered its own tokens, and the leader block has announced this rank.
+    When it returns, a sending block has numbered its own tokens, and the leader block has announced this rank and how
+    many tokens each expert gets.
     """
-    ranks, expert_major, numbers = shape.n_ranks, shape.expert_major, layout.make(shape, wait.ROWS_DISPATCH)
+    ranks, steps = shape.n_ranks, layout.make(shape)
     announcement, announce_experts = announce.announcing(shape, "header"), announce.experts(shape)
 
     @device_fn
     def number_rows(call, at_entry, scratch):
-        words = (u64(0), u64(0), i32(0), i32(0))
+        words = (u64(0), u64(0), i32(0), i32(0))        # what load() returns; only the notify warp uses it
         if calls.is_notify_warp():
             fence_acq_rel_sys()                 # orders earlier launches of this rank before what it announces
             words = announcement.load(call, i32(0))
-        call = calls.at_epoch(call, numbers.count_and_publish(call, at_entry, scratch))
+        call = calls.at_epoch(call, steps.count_and_publish(call, at_entry, scratch))
         if calls.is_over(call):
             return u64(calls.OVER)
         mark(call.params, stamps.CLAIMED)
         if not calls.is_leader():
-            ok = numbers.number(call, scratch)
+            ok = steps.number(call, scratch)
         else:
             if calls.is_notify_warp():
                 announcement.announce_totals(call, scratch.totals, words)
-            ok = numbers.sum_experts(call, scratch)
-            if ok and expert_major:
+            ok = steps.sum_experts(call, scratch)
+            if ok:
                 announce_experts(call, scratch.totals, ranks)
-            elif ok:
-                announce_experts(call, scratch.experts, 0)
         return call.epoch if ok else u64(calls.OVER)
 
     return number_rows
@@ -138,11 +139,12 @@ def numbering(shape, mark):
 def sending_and_finishing(shape, mark, numbered=None):
     """(send_rows, finish_rows). send_rows: see send.make. finish_rows(call, announced, ok) -> whether all is well.
 
-    ok: whether this warp's waits have succeeded so far. By counters, senders signal and the leader block waits. By
-    flags (expert-major), every block expands rows, if all ranks had room to receive. numbered: see send.make.
+    ok: whether this warp's waits have succeeded so far. The leader block needs the result. By counters, senders signal
+    and the leader block waits. By flags (expert-major), every block expands rows, if all ranks had room to receive.
+    numbered: see send.make.
     """
     if not shape.expert_major:
-        arrivals = announce.arrivals(shape, wait.ROWS_DISPATCH)
+        arrivals = announce.arrivals(shape)
 
         @device_fn
         def by_counters(call, announced, ok):
@@ -171,7 +173,7 @@ def sending_and_finishing(shape, mark, numbered=None):
 
 @lru_cache(CACHED)
 def receive_kernel(shape):
-    """Makes the kernel that expands the last call's rows if the results had no room for them. It sends nothing."""
+    """Makes the kernel that expands the last call's rows if they were more than out_rows. It sends nothing."""
     small = by_expert.receiving(shape, stamps.make(shape.trace, BLOCK)) if shape.lamport else None
     all_small = mailbox.all_small(shape.n_ranks, shape.lamport, announced=True)
     has_small, n_announced = bool(shape.lamport), mailbox.numbers_announced(shape.n_ranks)
@@ -197,8 +199,9 @@ def receive_kernel(shape):
 def resend_kernel(shape):
     """Makes the kernel of a dispatch whose layout is in a handle."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    small, expands = small_batch.resending(shape, mark) if shape.lamport else None, shape.expert_major
-    begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
+    has_small, expert_major = bool(shape.lamport), shape.expert_major
+    small = small_batch.resending(shape, mark) if has_small else None
+    begin = announce.beginning(shape, mark, small)
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     (send_rows, finish_rows), n_announced = sending_and_finishing(shape, mark), mailbox.numbers_announced(shape.n_ranks)
 
@@ -211,15 +214,15 @@ def resend_kernel(shape):
         if has_small and small.fits(announced):
             small.rest(call, announced, prepared)
             return
-        if expands:
+        if expert_major:
             calls.signal_begun(call)
         if not await_announcements(call, announced):
             return
         mark(params, stamps.COUNTED)
-        if expands and calls.is_leader() and not calls.leader_awaits_begun(call, wait.ROWS_DISPATCH):
+        if expert_major and calls.is_leader() and not calls.leader_awaits_begun(call, wait.ROWS_DISPATCH):
             return
         if not calls.is_leader():
-            send_rows(call, announced)          # without `numbered` it never waits
+            send_rows(call, announced)          # cannot fail: without `numbered` it waits for nothing
             mark(params, stamps.SENT)
         if finish_rows(call, announced, True) and calls.is_leader():
             end_call(call)

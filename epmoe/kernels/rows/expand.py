@@ -1,7 +1,7 @@
 """Expansion copies received rows (src_rank, token) to rows by local expert, and writes zeros in padding rows.
 
 All this is in a rank's own memory. Each part of a row is expanded when its flag is up. Of a rank's rows to itself that
-stay in the input, only part 0 has a flag that counts: their metadata come with it.
+stay in the input, only the flag of part 0 is awaited: their metadata come with it.
 """
 
 from epmoe.device import (ballot, block_idx, device_fn, grid_dim, i32, lane_id, load_i32, load_u32, n_warps,
@@ -69,7 +69,7 @@ def _expert_rows(shape):
             if is_first:
                 store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
             mine = target
-        syncwarp()                              # see "Lanes meet" in benchmarks/notes/rows.md
+        syncwarp()      # or the caller's vote at times counts lanes apart ("Lanes meet" in benchmarks/notes/rows.md)
         return mine, n
 
     return expert_rows
@@ -218,7 +218,8 @@ def arriving(shape, flags, numbered):
             if row >= 0:
                 # lane 1 waits for the first part, with which the row's metadata comes
                 travels = not (from_input and src_rank == call.my_rank)
-                awaited, its_row = i32(part) if travels and lane == 0 else i32(0), i32(row) if lane < 2 else i32(-1)
+                awaited = i32(part) if travels and lane == 0 else i32(0)
+                its_row = i32(row) if lane < 2 else i32(-1)
                 ok, (a, b) = flags.wait_for(call, its_row, awaited, src_rank), spans.span(part, n_parts)
                 if ok and a < b:                    # the last parts of long rows may be empty
                     expand_row(call.params, (row, src_rank), src, a, b, part == 0, lane)

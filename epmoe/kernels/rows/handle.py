@@ -59,9 +59,9 @@ def writing(shape, tokens_for):
     """Namespace of device functions of the leader block. tokens_for(known, src_rank, expert): tokens for an expert.
 
     known: what tokens_for reads. counts(params, announced, has_room): writes info; its last R * R words are the
-    handle's counts. tokens(n, params, known): writes tokens_per_expert int64 [n]. experts(params, known, partial):
-    instead of it in expert-major. Writes tokens_per_expert (rows with padding, up to num_rows), expert_base int32 [R,
-    L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and numbers of tokens, and
+    handle's counts. tokens(n, params, known): writes tokens_per_expert int64 [n]. experts(params, known, partial), in
+    place of tokens() in expert-major: writes tokens_per_expert (rows with padding, up to num_rows), expert_base int32
+    [R, L], first rows of (src_rank, expert), expert_rows int32 [2, L], experts' first rows and numbers of tokens, and
     overflow int32 [1], 1 if rows with padding are more than num_rows.
     """
     ranks, n_local, mail = shape.n_ranks, shape.num_local_experts, mailbox.reading(shape.n_ranks)
@@ -96,8 +96,8 @@ def writing(shape, tokens_for):
             row, src_rank = i32(row + tokens_for(known, src_rank, expert)), i32(src_rank + 1)
         store_i32(starts + u64(4) * u64(expert), start)
         store_i32(starts + u64(4) * u64(n_local + expert), n)
-        kept = i32(min(padded, i32(max(0, limit - start))))
-        store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(kept))
+        n_visible = i32(min(padded, i32(max(0, limit - start))))
+        store_u64(params[p.tokens_per_expert] + u64(8) * u64(expert), u64(n_visible))
 
     place_experts = placing_experts(shape, pairs_of, write_expert)
 
@@ -148,14 +148,14 @@ def telling_host(shape):
     return tell
 
 
-def recording(shape, phase):
+def recording(shape):
     """Device function record(call, announced, has_room, experts) -> whether experts' counts came; by the leader block.
 
     It writes all records. experts: of layout.Scratch; overwritten with announced counts [src_rank, local expert].
     """
     expert_major, n_local, tell_host = shape.expert_major, shape.num_local_experts, telling_host(shape)
     write = writing(shape, device_fn(lambda experts, src_rank, expert: i32(experts[src_rank * n_local + expert])))
-    gather = announce.awaiting(shape, phase, "experts")
+    gather = announce.awaiting(shape, wait.ROWS_DISPATCH, "experts")
 
     @device_fn
     def record(call, announced, has_room, experts):
@@ -167,7 +167,7 @@ def recording(shape, phase):
         else:
             write.tokens(n_local, call.params, experts)
             if call.params[p.told] != u64(0):
-                fence_acq_rel_gpu()             # counts by expert seen, before their blocks' bad ids
+                fence_acq_rel_gpu()             # the counts are seen; now their blocks' records of bad ids are, too
         tell_host(call.params)
         return True
 

@@ -25,8 +25,8 @@ IN_FLIGHT = 8           # words of columns that a thread asks for together
 class Scratch(NamedTuple):
     """Shared int32 arrays of a block.
 
-    by_warp [warp, rank]: tokens. experts: tokens by expert, in expert-major by (group of threads, expert). totals
-    [columns]: tokens by rank, then in expert-major by expert; of all blocks (leader block) or of those before.
+    by_warp [warp, rank]: tokens, then sums over earlier warps. experts: tokens by expert, in expert-major by (group of
+    threads, expert). totals: tokens by rank, then by expert; of all blocks (leader block) or of those before.
     """
 
     by_warp: object
@@ -46,8 +46,8 @@ def row_of(ranks):
 def allocating(shape):
     """Device function () -> Scratch."""
     groups = routing.groups_of_threads(shape) if shape.expert_major else 1
-    n_by_warp, n_by_group, n_columns = MAX_WARPS * shape.n_ranks, groups * shape.num_experts, shape.n_columns
-
+    n_by_warp, n_by_group = MAX_WARPS * shape.n_ranks, groups * shape.num_experts
+    n_columns = shape.n_ranks + shape.num_experts
     return device_fn(lambda: Scratch(shared_array(n_by_warp, int32), shared_array(n_by_group, int32),
                                      shared_array(n_columns, int32)))
 
@@ -57,8 +57,8 @@ def sharing(shape):
 
     of_block -> [first, end) of the tokens that this block numbers; empty for the leader block. are_claimed: whether
     warps claim parts of all blocks' tokens to send; else each block has one token or none. begin_with_own: whether a
-    warp first sends parts of a token of its own block, which needs no wait. It does if tokens are claimed and there is
-    a warp for each. If rows are expanded while they arrive, they are sent in order from the start.
+    warp first sends parts of a token of its own block, which needs no wait. It does if tokens are claimed and each has a
+    warp. If rows are expanded while they arrive, they are sent in order from the start.
     """
     num_senders, in_order = calls.num_senders, shape.expert_major
 
@@ -71,14 +71,14 @@ def sharing(shape):
     return namespace("tokens", of_block=of_block, are_claimed=are_claimed, begin_with_own=begin_with_own)
 
 
-def columns(shape, phase):
+def columns(shape):
     """Exchanges counts between the blocks of a rank: a word for each sending block and column, and their sums.
 
     The columns are the ranks, followed by the experts. Each word is its own ready flag, so no grid barrier is needed.
     publish(call, column, number): stores this block's word. sum_up(call, column, first, step, end): sums the words of
     blocks first, first + step, ... below `end`, waiting for them -> (whether all came, the sum).
     """
-    a_block, what = 8 * (shape.n_ranks + shape.num_experts), (phase, wait.FOR_BLOCKS)
+    a_block, what = 8 * (shape.n_ranks + shape.num_experts), (wait.ROWS_DISPATCH, wait.FOR_BLOCKS)
 
     @device_fn
     def publish(call, column, number):
@@ -189,7 +189,7 @@ def _numbering_map(shape):
     return _over_tokens_of_warp(shape, 1, walk)
 
 
-def counter(shape, phase):
+def counter(shape):
     """Namespace of device functions by which warps wait until all blocks that send have numbered their tokens.
 
     signal(call): a block has numbered its tokens; called after a barrier. It does nothing if tokens are not claimed and
@@ -206,11 +206,11 @@ def counter(shape, phase):
             red_add_release_gpu_i32(numbered_at(call), i32(1))
 
     await_numbers = device_fn(lambda call, lane: wait.in_warp(
-        lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), phase)))
+        lane != 0 or wait.for_blocks(call.params, numbered_at(call), calls.num_senders(), wait.ROWS_DISPATCH)))
     return namespace("numbered", signal=signal_numbered, wait_for=await_numbers)
 
 
-def make(shape, phase):
+def make(shape):
     """Namespace of device functions for the kernel of a dispatch.
 
     count_and_publish(call, at_entry, scratch): every block's first step, with the call's first barrier. A block counts
@@ -218,11 +218,11 @@ def make(shape, phase):
     scratch.totals by rank. number(call, scratch) -> whether no wait expired: each sending block writes for its tokens
     row_of [T, R] (-1 where a token does not go), expert-major also row_of_expert [T, E]. All warps of the block may
     read them when it returns, other blocks' warps after wait_for of counter().
-    sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert. They are there
-    after a barrier, in scratch.experts, or in expert-major in scratch.totals, after the ranks.
+    sum_experts(call, scratch) -> whether all came: the leader block sums all blocks' tokens by expert, in
+    scratch.totals after the ranks.
     """
-    ranks, num_experts, n_columns, expert_major = shape.n_ranks, shape.num_experts, shape.n_columns, shape.expert_major
-    tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape, phase)
+    ranks, num_experts, expert_major = shape.n_ranks, shape.num_experts, shape.expert_major
+    tokens, num_senders, numbered = sharing(shape), calls.num_senders, counter(shape)
     groups = routing.groups_of_threads(shape) if expert_major else 1
     count_ranks, number_ranks = (_numbering_map if expert_major else _numbering_ids)(shape)
     if expert_major:
@@ -231,7 +231,7 @@ def make(shape, phase):
     else:
         count_experts = routing.experts_of_ids(shape)
         count_of = device_fn(lambda experts, expert: i32(experts[expert]))
-    column, n_by_group = columns(shape, phase), groups * num_experts
+    column, n_by_group = columns(shape), groups * num_experts
 
     @by_warps
     def publish_rank(rank, call, by_warp):
@@ -266,21 +266,21 @@ def make(shape, phase):
         return ok
 
     @device_fn
-    def add_experts(call, sums, at, end):
-        """Adds to sums[at + expert], which is 0 at first. A thread takes an expert and some of the blocks."""
-        ok, i = True, i32(thread_idx())
+    def add_experts(call, totals):
+        """Adds the words of earlier blocks by expert to totals. A thread takes an expert and some of the blocks."""
+        ok, i, end = True, i32(thread_idx()), blocks_before()
         while i < n_by_group:
             group, expert = split(i, num_experts)
             came, n = column.sum_up(call, i32(ranks + expert), group, i32(groups), end)
             if n != 0:
-                shared_add_i32(sums, i32(at + expert), n)
+                shared_add_i32(totals, i32(ranks + expert), n)
             ok, i = ok and came, i32(i + block_dim())
         return not syncthreads_or(not ok)
 
     @device_fn
     def count_and_publish(call, at_entry, scratch):
         first, end = tokens.of_block(call.num_tokens)
-        clear(n_columns, scratch.totals)
+        clear(i32(ranks + num_experts), scratch.totals)
         if expert_major:
             of_map.fetch(call.params, first, end)
             of_map.count(of_map.n, call.params, first, end, scratch.experts)
@@ -301,7 +301,7 @@ def make(shape, phase):
         (first, end), is_bad = tokens.of_block(call.num_tokens), False
         number_ranks(call.params, first, end, scratch.by_warp, scratch.totals)
         if expert_major:
-            if not add_experts(call, scratch.totals, i32(ranks), blocks_before()):
+            if not add_experts(call, scratch.totals):
                 return False
             of_map.number(of_map.n, call.params, first, end, scratch.experts, scratch.totals, ranks)
         else:
@@ -313,10 +313,6 @@ def make(shape, phase):
             publish_experts(num_experts, call, scratch.experts)
         return True
 
-    @device_fn
-    def sum_experts(call, scratch):
-        if expert_major:
-            return add_experts(call, scratch.totals, i32(ranks), num_senders())
-        return add_experts(call, scratch.experts, i32(0), num_senders())
+    sum_experts = device_fn(lambda call, scratch: add_experts(call, scratch.totals))
 
     return namespace("layout", count_and_publish=count_and_publish, number=number, sum_experts=sum_experts)

@@ -3,9 +3,10 @@
 The symmetric part is laid out alike on all ranks: a mailbox for the announcement of each src_rank, and a counter of its
 blocks that have sent all their rows. A word of an announcement holds a number in its low half and the number of the
 call (the epoch) in its high half, so it is its own ready flag. Epochs only grow, so nothing has to be reset. Mailboxes
-and counters exist twice, for even and odd epochs. A rank ends call e only after every rank has begun it. It begins e+1
-only after its own launch of e has ended. So no rank still reads the announcements of e when those of e+2 are written.
-And no rank still adds to the counters of e-1 when they are cleared, by every rank in call e, before e+1.
+and counters exist twice, for even and odd epochs. A rank ends call e only after every rank has begun it, as its leader
+block has seen all announcements of e. It begins e+1 only after its own launch of e has ended. So no rank still reads
+the announcements of e when those of e+2 are written. And no rank still adds to the counters of e-1 when they are
+cleared, by every rank in call e, before e+1.
 
 Every block keeps the numbers of all announcements in a shared array, `announced`.
 """
@@ -21,10 +22,10 @@ from .shape import MAX_PLACES, memory_of, namespace
 EPOCH = 0               # u64: the last call that ended
 BEGUN = 8               # i32: blocks that have begun this call
 NEXT_TO_RECEIVE = 16    # 2 i32: units of work that warps have claimed to expand (combine: reduce), by parity
+RECORDED = 24           # i32: the last call for which it is recorded where experts' rows begin
 NEXT_TO_SEND = 32       # 2 i32: units of work that warps have claimed to send, by parity
 NUMBERED = 40           # 2 i32: blocks that have numbered their tokens, by parity
 BY_PARITY = (NEXT_TO_RECEIVE, NEXT_TO_SEND, NUMBERED)   # cleared in the call that has the other parity
-RECORDED = 24           # i32: the last call for which it is recorded where experts' rows begin
 STATUS = 64             # 16 i32: as in epmoe/kernels/status.py
 WORDS_BYTES = 128
 

@@ -23,7 +23,6 @@ from . import layout, mailbox
 from .copy import copying, fewest_parts, parts, rotated
 from .shape import arrays, namespace, p
 
-MINUS_ONE = 2**64 - 1
 STEP, A_SCALE = 32, 8   # vectors of encoded values that are made in one step, and that have a scale in common
 
 
@@ -110,7 +109,7 @@ def _sending_experts(shape):
     """Device function (params, token, mask, row, at, lane): sends a token's numbers by expert to the ranks of `mask`.
 
     Each rank gets a bit for each local expert that the token goes to. For these experts, in ascending order, it gets
-    the token's number among this rank's rows for it, and its prob. at: addresses of numbers, probs, masks at `lane`.
+    the token's number among this rank's rows for it, and its prob. at: of numbers, probs, masks at rank `lane`.
     """
     ranks, n_local, num_experts, has_probs = shape.n_ranks, shape.num_local_experts, shape.num_experts, shape.has_probs
     n_masks = expert_masks(n_local)
@@ -182,13 +181,13 @@ class Work(NamedTuple):
     """The work of a block's or a rank's warps: the tokens [first, end), each in n_parts parts.
 
     A unit is at_once parts of a token's row, or its metadata. `own`: the token with which this warp begins, -1 for
-    none. It sends its first n_own units. The other units of each token, `rest` in number, are for all warps.
+    none. It sends its first n_own units. The other n_shared units of each token are for all warps.
     """
 
     first: int
     end: int
     n_parts: int
-    rest: int
+    n_shared: int
     own: int
     n_own: int
 
@@ -286,7 +285,7 @@ def make(shape, flags=None, numbered=None):
         """(token, first part) of a unit. Units from 0 on are those left of each token, token by token."""
         if unit < 0:
             return work.own, i32(at_once * (unit + work.n_own))
-        turn, left = split(unit, work.rest)
+        turn, left = split(unit, work.n_shared)
         return i32(work.first + turn), i32(at_once * (work.n_own + left))
 
     @device_fn
@@ -317,7 +316,7 @@ def make(shape, flags=None, numbered=None):
         if is_numbered_now and work.n_own == 0 and not are_numbered:
             ok = warp_id() != 0 or numbered.wait_for(call, lane)
             ok, are_numbered = not syncthreads_or(not ok), True     # what one thread acquired, all read
-        n_units, metadata_part = i32((work.end - work.first) * work.rest), i32(work.n_parts * n_apart)
+        n_units, metadata_part = i32((work.end - work.first) * work.n_shared), i32(work.n_parts * n_apart)
         unit = first_unit(call, work, n_units, lane)
         while ok and unit < n_units:
             following = i32(unit + n_warps())

@@ -125,11 +125,6 @@ class RowsShape:
         return self.top_k or self.num_local_experts
 
     @property
-    def n_columns(self) -> int:
-        """How many counts a block has in the layout: tokens of each rank and, in expert-major, of each expert."""
-        return self.n_ranks + (self.num_experts if self.expert_major else 0)
-
-    @property
     def n_vectors(self) -> int:
         """16-byte vectors of a row as it travels, without the scales after them."""
         return (self.value_bytes if self.encode else self.row_bytes) // VECTOR
@@ -163,8 +158,8 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
     told: where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids (by expert the
     map), probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T,
-    E], expert_row [N, L], the rest: of a handle. num_rows: P, the most rows by expert; NO_LIMIT: all. out_rows: rows by
-    expert that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
+    E], expert_row [N, L], the rest: of a handle. num_rows: P, the most rows of all experts; NO_LIMIT: all. out_rows: rows
+    that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 

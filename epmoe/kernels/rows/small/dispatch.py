@@ -14,12 +14,12 @@ from ...params import chosen, clear, word_in
 from .. import announce, handle, layout, mailbox, routing, wait
 from .. import call as calls
 from ..copy import copying
-from ..send import MINUS_ONE, loading_choices, sending_choices
+from ..send import loading_choices, sending_choices
 from ..shape import BLOCK, arrays, memory_of, namespace, p
 from . import lamport, send
 from .lamport import put
 
-NO_ID = 0xFFFFFFFF      # -1, as 4 bytes
+NO_ID, MINUS_ONE = 2**32 - 1, 2**64 - 1     # -1 as 4 bytes and as 8
 
 
 def _tokens(shape, number):
@@ -107,9 +107,9 @@ def dispatching(shape, mark):
     await_sizes = announce.awaiting(shape, wait.ROWS_DISPATCH, "sizes", acquires=False)
     number_tokens, record_numbers = send.numbering(shape, routing.mask_by_thread(shape))
     row_of = device_fn(lambda numbers, token, lane: i32(numbers[token * ranks + lane]) if lane < ranks else i32(-1))
-    record, tokens_of_block = handle.recording(shape, wait.ROWS_DISPATCH), layout.sharing(shape).of_block
+    record, tokens_of_block = handle.recording(shape), layout.sharing(shape).of_block
     rows = send.make(shape, _tokens(shape, row_of), _into(shape, row_of))
-    numbered, num_experts = layout.counter(shape, wait.ROWS_DISPATCH), shape.num_experts
+    numbered, num_experts = layout.counter(shape), shape.num_experts
     n_numbers = ranks * max(shape.lamport, 1)
 
     @device_fn
@@ -124,7 +124,7 @@ def dispatching(shape, mark):
             return u64(calls.OVER)
         mark(call.params, stamps.COUNTED)
         if not all_small(announced):
-            syncthreads()                       # all warps have read `announced`, which is written again
+            syncthreads()                       # all warps have read `announced`, which step 4 writes again
             return call.epoch
         ok = record(call, announced, True, scratch.experts)
         mark(call.params, stamps.PLACED)
@@ -139,11 +139,11 @@ def dispatching(shape, mark):
         rows.send(call, numbers, prepared)
         mark(call.params, stamps.SENT)
         record_numbers(call, numbers, tokens_of_block(call.num_tokens))     # its share; each block has all numbers
-        if not await_sizes(call, announced):        # not for places, which come later and are for step 4
+        if not await_sizes(call, announced):        # not for places, which come later and which only step 4 reads
             return u64(calls.OVER)
         if not all_small(announced):
             rows.erase(call, numbers, prepared)
-            syncthreads()                       # all warps have read `announced`, which is written again
+            syncthreads()                       # all warps have read `announced`, which step 4 writes again
             numbered.signal(call)
             return call.epoch
         mark(call.params, stamps.COUNTED)

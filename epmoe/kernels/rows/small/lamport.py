@@ -34,7 +34,7 @@ from ..shape import NO_LIMIT, memory_of, namespace, p
 
 WORD = 8                # bytes
 NOTHING = 2**64 - 1     # a word that has not arrived
-BLOCKS_A_TOKEN = 4      # of a launch, for each token of a small batch; as far as they are
+BLOCKS_A_TOKEN = 4      # of a launch, for each token of a small batch, if it has so many
 
 
 def tokens_for(shape, n_blocks):

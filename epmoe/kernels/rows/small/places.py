@@ -51,7 +51,7 @@ def announcing(shape):
     mail, words_used = mailbox.reading(ranks), _words_used(shape)
     a_word, a_few, bits_at = shape.tuning.bits_word, shape.tuning.bits_word_of_few, mailbox.bits_at(ranks, n_local)
     of_few, of_all = routing.bits_of_tokens(a_few, num_experts), routing.bits_of_tokens(a_word, num_experts)
-    what = wait.ROWS_DISPATCH, wait.FOR_WINDOW      # reports tell no bits from rows
+    what = wait.ROWS_DISPATCH, wait.FOR_WINDOW      # reports do not tell bits from rows
 
     bits_word_at = device_fn(lambda call, rank, src_rank, word, expert:
                              word_at(call.params, rank, call.epoch, src_rank, i32(bits_at + word * n_local + expert)))
