@@ -17,7 +17,17 @@ def get_buffer(group, hidden_bytes: int):
 
 
 def init_hybrid_ep_buffer(
-    group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
+    group,
+    hidden_dim,
+    seq_len,
+    num_local_experts,
+    num_sms_dispatch_api=None,
+    num_sms_combine_api=None,
+    fp8_dispatch=False,
+    *,
+    num_blocks_permute=None,
+    num_blocks_unpermute=None,
+    num_sms_preprocessing_api=None,
 ) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 
@@ -28,12 +38,12 @@ def init_hybrid_ep_buffer(
     False, the same on all ranks; if True, which upstream refuses, hybrid_ep_dispatch takes bf16 [T, H] with H a
     multiple of 128, and returns e4m3 [P, H] and scales float32 [P, H / 128], which carry no gradient. Without this call
     hybrid_ep_dispatch makes a buffer without FP8. For an earlier buffer's results, handles and graphs see
-    reset_hybrid_ep_buffer. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
+    reset_hybrid_ep_buffer. Keyword-only: Megatron-Core 0.17
+    to 0.19's scheduling; no effect. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
     """
-    fused_a2a.init_hybrid_ep_buffer(
-        world_of(group), hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
-    )
+    sms = num_sms_dispatch_api, num_sms_combine_api
+    fused_a2a.init_hybrid_ep_buffer(world_of(group), hidden_dim, seq_len, num_local_experts, *sms, fp8_dispatch)
 
 
 def reset_hybrid_ep_buffer(group=None) -> None:
@@ -44,4 +54,4 @@ def reset_hybrid_ep_buffer(group=None) -> None:
     next hybrid_ep_dispatch makes a new buffer, without FP8. A process group that has not been used before becomes a
     world first. Errors: EPValueError, UnavailableError, PeerTimeout. Source: epmoe.fused_a2a.reset_hybrid_ep_buffer.
     """
-    fused_a2a.reset_hybrid_ep_buffer(world_of(group))
+    fused_a2a.reset_hybrid_ep_buffer(None if group is None else world_of(group))

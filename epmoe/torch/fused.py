@@ -6,7 +6,7 @@ from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.fused import expect_handle
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, any_gradient, is_recorded, leaves_of, once
+from epmoe.torch.over_ranks import WorldFunction, any_gradient, leaves_of, once, way_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.tensors import TENSORS
 from epmoe_ref.errors import EPValueError
@@ -64,18 +64,18 @@ class FusedDispatchOnDevice(FusedDispatch):
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     """The results of plain(). Saves in ctx which results and arguments have gradients."""
     if type(x) is not torch.Tensor or x.dtype not in SUMMED:
-        _expect_computable(x, token_indices, token_probs)
+        _expect_computable(x, token_probs, world_of(more[1]))
     made = plain(x, token_indices, token_probs, *more)
     remember(ctx, made, token_probs, made[1], made[3])
     return made
 
 
-def _expect_computable(x, token_indices, token_probs):
+def _expect_computable(x, token_probs, world):
     """Raise EPValueError if gradients are required that cannot be computed: of FP8 pairs, or of another type's rows."""
-    of_x = leaves_of(x)
-    if len(of_x) > len(leaves_of(token_indices)):
+    of_ranks = x if getattr(world, "lists", False) else [x]
+    if isinstance(of_ranks, list) and any(isinstance(one, (list, tuple)) for one in of_ranks):
         refuse_gradients("x as a pair", x, token_probs)
-    for one in of_x if any_gradient((x, token_probs)) else ():
+    for one in leaves_of(x) if any_gradient((x, token_probs)) else ():
         if isinstance(one, torch.Tensor) and one.dtype not in SUMMED:
             raise EPValueError(
                 f"x has dtype {one.dtype}, and x or token_probs requires a gradient: gradients need bfloat16, "
@@ -121,7 +121,7 @@ def fused_dispatch(
     torch's current stream. Gradients: x and token_probs. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); values and gradients to the bit: epmoe_ref.fused_a2a.dispatch_forward, dispatch_backward.
     """
-    call = FusedDispatch.apply if is_recorded(x, token_probs) else FusedDispatch.plain
+    call = way_of(FusedDispatch, x, token_probs)
     return call(x, token_indices, token_probs, num_experts, group, async_finish, allocate_on_comm_stream)
 
 
@@ -132,7 +132,7 @@ def fused_dispatch_on_device(x, token_indices, token_probs, num_experts, group):
     them before and after your experts, or the experts' gradients are wrong (docs/torch.md has the lines).
     Arguments, gradients and errors as in fused_dispatch; tokens_per_expert stays on the device. A graph can capture it.
     """
-    call = FusedDispatchOnDevice.apply if is_recorded(x, token_probs) else FusedDispatchOnDevice.plain
+    call = way_of(FusedDispatchOnDevice, x, token_probs)
     return call(x, token_indices, token_probs, num_experts, group)
 
 
@@ -145,5 +145,5 @@ def fused_combine(x, group, handle, async_finish=False, allocate_on_comm_stream=
     sum is in the order of torch's current stream. Gradient: x. Errors: EPValueError, PeerTimeout. Source: the fused_a2a
     page (docs/pages.md); epmoe_ref.fused_a2a.combine_forward.
     """
-    call = FusedCombine.apply if is_recorded(x) else FusedCombine.plain
+    call = way_of(FusedCombine, x)
     return call(x, group, handle, async_finish, allocate_on_comm_stream)

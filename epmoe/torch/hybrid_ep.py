@@ -3,7 +3,7 @@
 from epmoe.fused_a2a import hybrid_ep
 from epmoe.fused_a2a.buffers import hybrid_ep_buffer
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
-from epmoe.torch.over_ranks import WorldFunction, is_recorded, once
+from epmoe.torch.over_ranks import WorldFunction, once, way_of
 from epmoe.torch.process_group import world_of
 from epmoe.torch.tensors import TENSORS
 
@@ -80,9 +80,9 @@ def hybrid_ep_dispatch(
     num_local_experts,
     num_sms_dispatch_api=24,
     num_sms_combine_api=24,
+    *,
     num_permuted_tokens=None,
     pad_multiple=None,
-    *,
     num_blocks_permute=None,
     num_blocks_unpermute=None,
     fused=False,
@@ -96,10 +96,11 @@ def hybrid_ep_dispatch(
     dispatched_probs float32 [P] or None, scales or None, tokens_per_expert int64 [L], padding included, on the CPU or,
     with P given, on x's device, handle). Rows are by local expert, then src_rank, then token; their order is not free.
     Rows that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs, none with FP8
-    rows. Keyword-only: Megatron-Core 0.17 to 0.19's scheduling; no effect. Errors: EPValueError, PeerTimeout. Source:
+    rows. num_blocks_*, fused, num_sms_preprocessing_api: Megatron-Core 0.17 to 0.19's scheduling; no effect. What
+    follows num_sms_combine_api is keyword-only, since its order differs between Megatron's releases. Errors: EPValueError, PeerTimeout. Source:
     the fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
     """
-    call = HybridEPDispatch.apply if is_recorded(x, probs) else HybridEPDispatch.plain
+    call = way_of(HybridEPDispatch, x, probs)
     return call(
         x,
         routing_map,
@@ -113,7 +114,7 @@ def hybrid_ep_dispatch(
     )
 
 
-def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
+def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, fused=False):
     """Send experts' rows back to the ranks of their tokens and sum them, under autograd: HybridEPCombine.apply.
 
     x: bf16 or fp16 [P, H] in hybrid_ep_dispatch's row order, weighted by the caller; rows without a token are not
@@ -122,5 +123,5 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *,
     ascending, rounded. Gradient: x. Errors: EPValueError, PeerTimeout. Source: the fused_a2a page
     (docs/pages.md); epmoe_ref.fused_a2a.hybrid_combine_forward.
     """
-    call = HybridEPCombine.apply if is_recorded(x) else HybridEPCombine.plain
+    call = way_of(HybridEPCombine, x)
     return call(x, handle, num_permuted_tokens, pad_multiple)

@@ -7,6 +7,7 @@ backward does the same with gradients.
 
 import functools
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 
 import torch
@@ -43,10 +44,8 @@ class WorldFunction(torch.autograd.Function):
 
         If none does, plain(*arguments): autograd would cost the host more than 10 us a call.
         """
-        if is_dynamo_compiling():
-            return cls._apply_uncompiled(*arguments)
         given = arguments[cls.tensors]
-        if not is_recorded(*given):  # fused_dispatch and the like have asked, callers of apply() have not
+        if way_of(cls, *given) is cls.plain:  # fused_dispatch and the like have asked, callers of apply() have not
             return cls.plain(*arguments)
         for one in given:
             if isinstance(one, (list, tuple)):
@@ -57,11 +56,6 @@ class WorldFunction(torch.autograd.Function):
         call = _Call(cls, _form_of(arguments))
         results = _OverRanks.apply(call, *leaves_of(arguments))
         return _filled(call.results, iter(results))
-
-    @classmethod
-    @torch.compiler.disable  # torch.compile cannot trace this; it compiles the code before and after
-    def _apply_uncompiled(cls, *arguments):
-        return cls.apply(*arguments)
 
 
 @dataclass
@@ -118,15 +112,23 @@ def leaves_of(value):
     return [value]
 
 
-def is_recorded(*given):
-    """Whether autograd or torch.compile must see a call with these tensors, or lists and tuples of them."""
+def way_of(function, *given):
+    """How to call a WorldFunction with these tensors, or lists and tuples of them: its plain, or its apply.
+
+    torch.compile cannot trace the call; it compiles the code before and after.
+    """
     if is_dynamo_compiling():
-        return True
+        return partial(_uncompiled, function)
     if is_grad_enabled():
         for one in given:
             if one.requires_grad if type(one) is Tensor else any_gradient((one,)):
-                return True
-    return False
+                return function.apply
+    return function.plain
+
+
+@torch.compiler.disable
+def _uncompiled(function, *arguments):
+    return function.apply(*arguments)
 
 
 def any_gradient(given):

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 
 from epmoe import device
+from epmoe.host import inputs
 from epmoe.torch.store_exchange import StoreExchange, store_of
 from epmoe.worlds import agreement
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
-from epmoe_ref.errors import EPValueError, UnavailableError
+from epmoe_ref.errors import EPStateError, EPValueError, UnavailableError
 
 _worlds = weakref.WeakKeyDictionary()  # process group -> ProcessGroupWorld
 
@@ -31,7 +32,12 @@ class ProcessGroupWorld(MPIWorld):
     """
 
     def __init__(self, group=None, *, stream=None, copies=None, timeout=600.0):
-        group, self.copies, self.timeout = _checked(group), copies, timeout
+        group, self.copies, self.timeout = _checked(group), copies, inputs.seconds("timeout", timeout)
+        if group in _worlds and (stream is not None or copies is not None):
+            raise EPStateError(
+                "this process group has a world already, which its first call made, or an earlier ProcessGroupWorld: "
+                "stream= and copies= must be given before that call"
+            )
         self.rank, self.n_ranks = group.rank(), group.size()
         self.ranks = range(self.rank, self.rank + 1)
         self.exchange = StoreExchange(store_of(group), self.rank, self.n_ranks)
@@ -41,7 +47,7 @@ class ProcessGroupWorld(MPIWorld):
             self._simulate({})
         else:
             self._take_gpu(torch.cuda.current_device(), handle_of(stream), timeout)
-        _worlds[group] = self
+        _worlds.setdefault(group, self)  # handles belong to the first one
 
     def _meet(self, timeout):
         kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
@@ -62,8 +68,12 @@ class ProcessGroupWorld(MPIWorld):
 
 def world_of(group):
     """The world of a group. A world is returned unchanged. A process group's first call makes one, on all ranks."""
-    if hasattr(group, "lists") or not isinstance(group, getattr(dist, "ProcessGroup", ())):
-        return group  # isinstance alone is slower
+    if hasattr(group, "lists"):
+        return group
+    if not isinstance(group, getattr(dist, "ProcessGroup", ())):
+        if not (dist.is_available() and dist.is_initialized()):
+            return group  # the caller refuses it
+        group = _checked(group)  # raises, but None is the group of all ranks
     return _worlds.get(group) or ProcessGroupWorld(group)
 
 
@@ -78,7 +88,8 @@ def _checked(group):
         raise EPValueError(
             f"group is {group!r}: this process is no member of it; only members make its world"
             if group is dist.GroupMember.NON_GROUP_MEMBER
-            else f"group is a {type(group).__name__}; a torch.distributed.ProcessGroup is needed"
+            else f"group is of type {type(group).__name__}; a torch.distributed.ProcessGroup (of a DeviceMesh: get_group()), "
+            "or a world of epmoe, is needed"
         )
     return group
 

@@ -5,6 +5,7 @@ import pickle
 import re
 import sys
 import threading
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from epmoe.torch import (
 )
 from epmoe.torch.process_group import world_of
 from epmoe.torch.store_exchange import StoreExchange
-from epmoe_ref.errors import EPValueError, PeerTimeout, UnavailableError
+from epmoe_ref.errors import EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 sys.path.append(str(Path(__file__).parents[1] / "processes"))
 from mpirun import as_torchrun
@@ -126,13 +127,33 @@ def test_a_world_made_before_a_groups_first_call_is_its_world(group):
     world = ProcessGroupWorld(timeout=5)
     assert world_of(group) is world and "rank 0 of 1" in repr(world)
     assert get_buffer(group, 0).timeout == 5
+    assert world_of(ProcessGroupWorld()) is not world is world_of(group)  # a later one replaces it nowhere
+    with pytest.raises(EPStateError, match="this process group has a world already"):
+        ProcessGroupWorld(copies=True)
+    get_buffer(group, 0).close()
+
+
+def test_torch_compile_breaks_at_a_call_with_a_process_group(group):
+    x, probs = (torch.rand(4, n, device=DEVICE, requires_grad=True) for n in (8, 1))
+    ids = torch.zeros(4, 1, dtype=torch.int64, device=DEVICE)
+
+    def layer(x):
+        rows, _, row_probs, _, handle = fused_dispatch(x, ids, probs, 1, group)
+        return fused_combine(rows * row_probs, group, handle)[0] * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*grad attribute of a Tensor")  # torch.compile looks at it
+        out = torch.compile(layer, backend="eager")(x)
+    out.sum().backward()
+    assert torch.equal(out, x * probs * 2) and torch.equal(x.grad, (2 * probs).expand(x.shape))
     get_buffer(group, 0).close()
 
 
 def test_an_expert_parallel_takes_the_world_of_a_group_but_no_group(group):
     cfg = EPConfig(n_ranks=1, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
-    remedy = r"epmoe.torch.ProcessGroupWorld\(group\) for a process group of torch$"
-    with pytest.raises(EPValueError, match=f"world is a ProcessGroup; .*{remedy}"):
+    remedy = r"for a process group of torch epmoe.torch.ProcessGroupWorld\(group\)$"
+    with pytest.raises(EPValueError, match=f"world is of type ProcessGroup; .*{remedy}"):
         ExpertParallel(cfg, group)
     ExpertParallel(cfg, ProcessGroupWorld(group)).close()
 
@@ -157,7 +178,10 @@ def test_results_may_be_memory_of_torchs_own(group, copies):
 def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
     with pytest.raises(EPValueError, match="this process is no member of it"):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(EPValueError, match="group is a int; a torch.distributed.ProcessGroup is needed"):
+    with pytest.raises(
+        EPValueError,
+        match=r"group is of type int; a torch.distributed.ProcessGroup \(of a DeviceMesh: get_group\(\)\), or",
+    ):
         ProcessGroupWorld(3)
     kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
     monkeypatch.setattr(StoreExchange, "gather", lambda *_: [("here", kind), ("there", kind)])
@@ -224,7 +248,8 @@ def test_what_another_process_puts_into_the_store_is_not_unpickled():
 
 
 def test_only_a_process_group_is_taken_for_one():
+    known = len(process_group._worlds)
     assert world_of("a world of another kind") == "a world of another kind"
-    with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
+    with pytest.raises(EPValueError, match="group is of type str; a world of epmoe is needed"):
         get_buffer("a world of another kind", 0)
-    assert not process_group._worlds
+    assert len(process_group._worlds) == known
