@@ -259,7 +259,9 @@ class TorchHybrid(_Buffered):
     def pair(self, given):
         """Dispatch and combine."""
         x, chosen, probs = given
-        made = self._dispatch(x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, self.rows)
+        made = self._dispatch(
+            x, chosen, probs, self.world, self.local, HYBRID_SMS, HYBRID_SMS, num_permuted_tokens=self.rows
+        )
         return self._combine(made[0], made[-1], self.rows)
 
     def check(self):

@@ -162,7 +162,7 @@ class Hybrid(_FusedA2A):
         if phase == "dispatch":
             x, chosen, probs = self._given
             self.handle = fused_a2a.hybrid_ep_dispatch(
-                x, chosen, probs, self.world, self.local, self.n_sms, self.n_sms, self.rows
+                x, chosen, probs, self.world, self.local, self.n_sms, self.n_sms, num_permuted_tokens=self.rows
             )[-1]
         else:
             fused_a2a.hybrid_ep_combine(self._back, self.handle)

@@ -59,25 +59,27 @@ def absent(argument):
     return argument is None or isinstance(argument, (list, tuple)) and all(a is None for a in argument)
 
 
-def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, because="", vectors=False):
+def matrices(
+    buffer, name, given, *, dtypes=None, n_rows=None, rows_of="the rows of x", n_columns=None, because="", vectors=False
+):
     """Check one matrix for each rank of this process, of one width and dtype: a list of Array, readable by kernels.
 
-    n_rows: rows needed, for each rank. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
+    n_rows: rows needed, for each rank: one for each of rows_of, in messages. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
     why that many columns. vectors: whether rows must be whole vectors of 16 bytes.
     """
     named = [(f"{name} of rank {r.rank}", one) for r, one in zip(buffer.ranks, given)]
     seen = [inputs.readable(buffer.machine, one, what) for what, one in named]
     for i, ((what, _), a) in enumerate(zip(named, seen)):
         if len(a.shape) != (1 if n_columns == 0 else 2):
-            needed = "an array [rows]" if n_columns == 0 else "a matrix"
-            raise EPValueError(f"{what} has shape {a.shape}, {needed} is needed")
+            needed = "an array [rows]" if n_columns == 0 else "a matrix [rows, columns]"
+            raise EPValueError(f"{what} has shape {a.shape}, {needed} is needed: reshape it")
         if dtypes is not None and a.dtype not in dtypes:
             needed = " or ".join(map(str, dtypes))
             raise EPValueError(f"{what} has dtype {a.dtype}, {needed} is needed: convert it")
         if a.dtype.kind == "O":
             raise EPValueError(f"{what} has dtype object: rows of plain bytes are needed")
         if n_rows is not None and a.shape[0] != n_rows[i]:
-            raise EPValueError(f"{what} has {a.shape[0]} rows, {n_rows[i]} are needed")
+            raise EPValueError(f"{what} has {a.shape[0]} rows, {n_rows[i]} are needed: one for each of {rows_of}")
         if n_columns and a.shape[1] != n_columns:
             raise EPValueError(f"{what} has {a.shape[1]} columns, {n_columns} are needed{because}")
         if a.shape[1:] != seen[0].shape[1:] or a.dtype != seen[0].dtype:
@@ -89,7 +91,7 @@ def matrices(buffer, name, given, *, dtypes=None, n_rows=None, n_columns=None, b
         if vectors and (row_bytes == 0 or row_bytes % VECTOR_BYTES):
             raise EPValueError(
                 f"{what}: a row of {a.shape[1]} x {a.dtype} has {row_bytes} bytes, "
-                f"which must be a positive multiple of {VECTOR_BYTES}"
+                f"which must be a positive multiple of {VECTOR_BYTES}: pad the hidden size"
             )
     return seen
 

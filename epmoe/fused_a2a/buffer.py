@@ -92,7 +92,7 @@ class Buffer(GroupMemory):
         """Run a call by the plan for arrays of these forms, made if there is none: (results, handle).
 
         name: of the call, for messages. kind: the class of the plan; without arrays, a function to call instead. names:
-        of the arrays. options: with kind, interface and forms, the plan's key. of: the call's handle; for a dispatch,
+        of the arrays. options: with kind, interface, forms and names, the plan's key. of: the call's handle; for a dispatch,
         which makes the handle, the group. results: this rank's; or, for each result, a list over ranks (None if no rank
         has it). A dispatch without room begins again. After any exception but a refusal, including Ctrl-C, the Buffer
         must be reset.
@@ -114,11 +114,12 @@ class Buffer(GroupMemory):
                     given = ((addresses, seen),)
                 leave = interface.in_order and interface.in_order(self)
                 is_captured = self.capture() != 0
+                if self.unused and not is_captured:
+                    self.free_unused()
                 if kind.makes is None:
-                    if kind.rows_vary and of.plan.is_exact:
-                        forms = _without_rows(forms, of.num_rows)
-                    forms = forms, of.form
-                key = kind, interface, options, forms
+                    rows_vary = kind.rows_vary and of.plan.is_exact
+                    forms = (_without_rows(forms, of.num_rows) if rows_vary else forms), of.form
+                key = kind, interface, options, forms, names
                 plan = self._plans.get(key) or self._plan(key, names, given, of)
                 if plan.remedy:
                     self._prepare_to_wait(plan, is_captured)
@@ -175,7 +176,7 @@ class Buffer(GroupMemory):
     def _plan(self, key, names, given, of):
         """Check everything and make a new plan. given: (addresses, arrays) of each rank, from look()."""
         self.expect_open()
-        kind, interface, options, _ = key
+        kind, interface, options, *_ = key
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         # the arrays from look(), which may have copied one that kernels cannot read in place
@@ -214,8 +215,8 @@ class Buffer(GroupMemory):
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
             raise EPStateError(
-                f"{self.failed_call} was ended by {in_short(self.failure)}, so flags and words are in "
-                f"the middle of a call: call {self.remedy} on all ranks first"
+                f"{self.failed_call} was ended by {in_short(self.failure)}, and may be half done on some ranks: call "
+                f"{self.remedy} on all ranks first"
             )
 
     def _prepare_to_wait(self, plan, is_captured):

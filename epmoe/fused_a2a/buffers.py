@@ -2,17 +2,21 @@
 
 from weakref import WeakKeyDictionary, finalize, proxy, ref
 
+import numpy as np
+
 from epmoe.fused_a2a import arguments, hybrid
+from epmoe.fused_a2a.arguments import FP8_GROUP
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.rows import RowsHandle
 from epmoe.host import inputs
+from epmoe.host.arrays import VECTOR_BYTES
 from epmoe_ref.errors import EPValueError
 
 
 class _Buffers(WeakKeyDictionary):
     """group -> Buffer, which lives as long as the group does. remedy: what to call after an error."""
 
-    remedy = Buffer.remedy
+    remedy = "get_buffer(group, 0).reset()"
 
     def of(self, group):
         """The Buffer of a group, made if there is none."""
@@ -63,20 +67,33 @@ def set_deepep_num_sms(num_sms):
 
 
 def init_hybrid_ep_buffer(
-    group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, num_sms_combine_api, fp8_dispatch
+    group,
+    hidden_dim,
+    seq_len,
+    num_local_experts,
+    num_sms_dispatch_api=None,
+    num_sms_combine_api=None,
+    fp8_dispatch=False,
+    *,
+    num_blocks_permute=None,
+    num_blocks_unpermute=None,
+    num_sms_preprocessing_api=None,
 ) -> None:
     """Make the group's HybridEP buffer, for at most seq_len tokens a rank; collective. An earlier one is replaced.
 
     hidden_dim: elements of a row. fp8_dispatch: HybridEPDispatch then sends blockwise FP8 (bfloat16 in, hidden_dim a
     multiple of 128) and returns e4m3 values and their scales, which upstream refuses. A larger batch or hidden size
-    later makes the buffer grow, on all ranks in the same call; handles stay valid.
+    later makes the buffer grow, on all ranks in the same call; handles stay valid. Keyword-only: as hybrid_ep_dispatch.
     """
     hidden = arguments.rows("hidden_dim", hidden_dim, 1)
     tokens = arguments.rows("seq_len", seq_len, 1)
     arguments.plain("num_sms_dispatch_api", num_sms_dispatch_api, 1)
     arguments.plain("num_sms_combine_api", num_sms_combine_api, 1)
-    if getattr(fp8_dispatch, "shape", ()) or fp8_dispatch not in (True, False, None):
+    if not isinstance(fp8_dispatch, (bool, np.bool_, type(None))):  # another release's argument may stand in its place
         raise EPValueError(f"fp8_dispatch={fp8_dispatch!r} must be True or False")
+    if 2 * hidden % VECTOR_BYTES or fp8_dispatch and hidden % FP8_GROUP:
+        least = FP8_GROUP if fp8_dispatch else VECTOR_BYTES // 2
+        raise EPValueError(f"hidden_dim={hidden} must be a multiple of {least} with fp8_dispatch={fp8_dispatch}")
     inputs.world("group", group)
     local = arguments.local_experts(num_local_experts, group.n_ranks)
     rows = arguments.rows("seq_len times n_ranks", tokens * group.n_ranks, 1)

@@ -153,5 +153,6 @@ def values_and_scales(is_list, name, given):
     if not any(isinstance(a, (list, tuple)) for a in of_all):
         return (given,)
     if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
-        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) on every rank, or on none")
+        rule = "on every rank, or on none" if is_list else "or one array; lists over ranks are for a LocalWorld"
+        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) {rule}")
     return tuple(map(list, zip(*of_all))) if is_list else tuple(given)

@@ -37,8 +37,9 @@ class HybridEPDispatch:
         [1]) is 1. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must
         be larger on all of them. num_sms_dispatch_api, num_sms_combine_api affect only scheduling; None: all SMs.
         """
-        options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
-        made = hybrid_ep_dispatch(x, routing_map, probs, group, *options)
+        sms = num_sms_dispatch_api, num_sms_combine_api
+        options = dict(num_permuted_tokens=num_permuted_tokens, pad_multiple=pad_multiple)
+        made = hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, *sms, **options)
         ctx.handle = made[-1]
         return made
 
@@ -82,9 +83,9 @@ def hybrid_ep_dispatch(
     num_local_experts,
     num_sms_dispatch_api=24,
     num_sms_combine_api=24,
+    *,
     num_permuted_tokens=None,
     pad_multiple=None,
-    *,
     num_blocks_permute=None,
     num_blocks_unpermute=None,
     fused=False,
@@ -92,15 +93,16 @@ def hybrid_ep_dispatch(
 ):
     """HybridEPDispatch.forward without a ctx; see there for arguments, results and errors.
 
-    The keyword-only arguments exist in Megatron-Core 0.17 to 0.19, where they divide the work among kernels. Here the
-    dispatch and combine kernels do all the work, and these arguments change nothing.
+    num_blocks_*, fused and num_sms_preprocessing_api exist in Megatron-Core 0.17 to 0.19, where they divide the work
+    among kernels; here they change nothing. What follows num_sms_combine_api is keyword-only, since its order differs
+    between Megatron's releases.
     """
     options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
     given = x, routing_map, probs
     return dispatch(hybrid_ep_buffer(group), given, group, PLAIN, *options)
 
 
-def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False):
+def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, fused=False):
     """HybridEPCombine.forward without a ctx; see there for arguments, results and errors. fused: changes nothing."""
     return combine(x, PLAIN, handle, num_permuted_tokens, pad_multiple)
 

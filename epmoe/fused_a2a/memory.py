@@ -28,7 +28,7 @@ SAME = "do all ranks make the same calls, with the same sizes?"
 
 
 def _grown(has, needs):
-    """Bytes for a part of the pool. It grows by at least half, so that all earlier pools together stay small."""
+    """Bytes for a part of the pool. It grows by at least half, so that it seldom grows."""
     return has if needs <= has else align(max(needs, has + has // 2))
 
 
@@ -138,7 +138,7 @@ class CallLog:
 def _as_called(facts):
     """A call and its arguments, in words."""
     given = ", ".join(f"{name}={value!r}" for name, value in facts.items() if name != "call")
-    return f"{facts['call']} with {given or 'nothing'}"
+    return f"{facts['call']} with {given}" if given else facts["call"]
 
 
 class _Rank:
@@ -155,7 +155,8 @@ class GroupMemory:
     """A group's memory: control (a few kB that peers write), the pool (peers write rows into it), and each rank's own.
 
     The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
-    shrinks; results and handles in use stay valid. If the heap has no room for a result, it is received in the staging
+    shrinks; results and handles in use stay valid. Memory that has been outgrown is freed when no result is in it any
+    more; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no room for a result, it is received in the staging
     area and moved to memory of its own, so the numbers never depend on which results the caller keeps.
     capture(), of the Buffer: the id of the CUDA graph capture that the stream is in, 0 for none.
     """
@@ -165,11 +166,12 @@ class GroupMemory:
         self.n_ranks, self.log, self._timeout = group.n_ranks, CallLog(group), timeout
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
+        self.unused = []  # outgrown buffers without results: see free_unused()
         self._no_pool = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
         self.pool_layout, self._control, self._retired = PoolLayout(), None, []
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
         self._plans = {}  # plans, which hold addresses: see Buffer.call
-        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer"))
+        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer, in the group's first call"))
 
     def changed(self):
         """Drop all plans: memory or a setting that they depend on has changed, or a call has failed."""
@@ -190,7 +192,7 @@ class GroupMemory:
         new = self.world.allocate(layout.nbytes, "rows control", regions, self._timeout)
         self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
         if before is not None:
-            self._retired.append((before, {}, _zero))
+            self._retire(before, {}, _zero)
         n_columns = n_ranks * (1 + n_local_experts)
         for r in self.ranks:
             # columns [blocks, n_columns] uint64
@@ -227,7 +229,15 @@ class GroupMemory:
         """
         if self.max_tokens == 0 or (num_tokens > self.max_tokens and not is_told):
             self._expect_no_capture()
-            self.want_tokens(max(1, *self.world.tell(num_tokens, self._timeout)))
+            try:
+                of_ranks = self.world.tell(num_tokens, self._timeout)
+            except PeerTimeout as late:
+                raise PeerTimeout(
+                    f"{late}. This rank has {num_tokens} tokens, more than any rank before ({self.max_tokens}): in a call "
+                    "in which the host does not wait, all ranks must then have more. Make such a call with the most "
+                    "tokens first, or one in which the host waits"
+                ) from None
+            self.want_tokens(max(1, *of_ranks))
 
     def want_pool(self, facts, needs, shape=None):
         """Make room in the pool; collective if it must grow.
@@ -254,12 +264,25 @@ class GroupMemory:
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
-        self._retired.append((self._pool, self._heaps(), self.pool_layout.clear))  # results in use lie there
+        outgrown = self._pool, self._heaps(), self.pool_layout.clear
         self._pool, self.pool_layout = new, layout
         for r in self.ranks:
             layout.clear(new.buffers[r.rank])
         self._make_heaps()
         self.world.barrier("start", self._timeout)
+        self._retire(*outgrown)
+
+    def _retire(self, memory, heaps, clear):
+        """Free outgrown memory, once no result is in it, unless a graph of any rank may use it; collective."""
+        if any(self.world.tell(bool(self.captured), self._timeout)):
+            self._retired.append((memory, heaps, clear))
+        else:  # all ranks' kernels have ended, as allocate() is collective
+            memory.free(True, self._timeout, heaps, self.unused)
+
+    def free_unused(self):
+        """Free outgrown buffers whose last result was dropped. Not then, as a graph may just be captured."""
+        while self.unused:
+            self.unused.pop().free()
 
     def _make_heaps(self):
         """Make each rank lend results from the current pool."""
@@ -300,6 +323,7 @@ class GroupMemory:
         for memory, heaps, _ in self._memories():
             memory.free(together, self._timeout, heaps)
         self._retired = []
+        self.free_unused()
 
     def staging(self, r):
         """Address of a rank's staging area."""
@@ -307,7 +331,8 @@ class GroupMemory:
 
     @property
     def allocated_bytes(self):
-        """Bytes of one rank: control, pool, and memory of its own."""
+        """Bytes of one rank: control, pool, those that graphs keep, and memory of its own."""
         r = self.ranks[0]
-        own = sum(memory.nbytes for memory in (r.words, *r.scratches))
+        kept = [memory.buffers[r.rank] for memory, *_ in self._retired if r.rank in memory.buffers]
+        own = sum(memory.nbytes for memory in (r.words, *r.scratches, *kept))
         return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())

@@ -154,17 +154,19 @@ class CombinePlan(Plan):
 
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x, *probs), (num_sms,), num_rows, capacity = arrays, options, handle.num_rows, handle.capacity
-        xs = arguments.matrices(buffer, names[0], x, dtypes=handle.summed, n_rows=num_rows, vectors=True)
+        n_of = dict(n_rows=num_rows, rows_of="the rows that the dispatch returned")
+        xs = arguments.matrices(buffer, names[0], x, dtypes=handle.summed, vectors=True, **n_of)
         self.has_probs = has_probs = bool(probs)
         for of_ranks in probs:
             n_columns = handle.probs_a_row
-            arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), n_rows=num_rows, n_columns=n_columns)
+            arguments.matrices(buffer, names[1], of_ranks, dtypes=(FP32,), n_columns=n_columns, **n_of)
         row_bytes, dtype = xs[0].shape[1] * xs[0].dtype.itemsize, NAMES[xs[0].dtype]
         of_kernel = dict(dtype=dtype, has_probs=has_probs, combine=handle.num_tokens, num_sms=num_sms)
         shape = buffer.launches.shape(row_bytes=row_bytes, **of_kernel, **handle.sums)
         n_probs = shape.top_k or shape.num_experts
         facts = dict(has_probs=has_probs, probs_a_token=n_probs)
-        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, "combine", xs, **facts)
+        call = handle.COMBINE if names[0] == "x" else f"the gradient of {handle.DISPATCH}"
+        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, call, xs, **facts)
         of_row = {"out": ((self.hidden,), self.dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
         of = self.arranged("combine result", of_row)
         self.outs = [of(n) for n in self.num_tokens]

@@ -58,7 +58,7 @@ class ReceivingPlan(Plan):
         self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
         self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
-        self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes), self.shape)
+        self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes, flag_rows=capacity), self.shape)
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at, self.whole.words)
 
     def launches(self, kernel):
@@ -172,7 +172,7 @@ class CachedPlan(ReceivingPlan):
     def __init__(self, buffer, interface, names, arrays, options, handle):
         (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
         xs = arguments.matrices(buffer, names[0], x, n_rows=num_tokens, vectors=True)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, "the gradient of combine", xs)
+        super().__init__(buffer, interface, names, num_tokens, num_sms, "the gradient of fused_combine", xs)
         row_bytes = self.hidden * self.dtype.itemsize
         self.shape = buffer.launches.shape(1, row_bytes, num_sms, send=num_tokens, top_k=1)
         self.prepare_results(handle.capacity)

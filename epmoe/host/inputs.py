@@ -176,8 +176,8 @@ def world(what, given):
         )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
-            f"{what} is a {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld, or "
-            "epmoe.torch.ProcessGroupWorld(group) for a process group of torch"
+            f"{what} is of type {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld; for a "
+            "process group of torch epmoe.torch.ProcessGroupWorld(group)"
         )
     return given
 

@@ -1,6 +1,7 @@
 """Memory with the same layout on every rank. Peers write it."""
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(eq=False)
@@ -14,13 +15,14 @@ class SymmetricMemory:
     buffers: dict
     addresses: list
 
-    def free(self, together, timeout, heaps=None):
+    def free(self, together, timeout, heaps=None, unused=None):
         """Free the ranks' buffers. together: all ranks call this now, and none is running a kernel.
 
-        heaps: {rank: MemoryPool} of ranks with results in their buffer. It stays until the last of them is dropped.
+        heaps: {rank: MemoryPool} of ranks with results in their buffer. It stays until the last of them is dropped, and
+        is then freed, or appended to the list `unused`, if there is one.
         """
         for rank, buffer in self.buffers.items():
             if heaps and rank in heaps:
-                heaps[rank].when_unused(buffer.free)
+                heaps[rank].when_unused(buffer.free if unused is None else partial(unused.append, buffer))
             else:
                 buffer.free()

@@ -65,7 +65,7 @@ class Calls:
 
     def by_expert(self):
         made = self.package.hybrid_ep_dispatch(
-            self.x, self.dense > 1, self.dense, self.world, EXPERTS // 2, 24, 24, ROWS
+            self.x, self.dense > 1, self.dense, self.world, EXPERTS // 2, num_permuted_tokens=ROWS
         )
         self.experts = made[-1]
         return made

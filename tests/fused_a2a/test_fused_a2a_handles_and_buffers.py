@@ -59,6 +59,22 @@ def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
     assert freed == before
 
 
+def test_outgrown_memory_is_freed_once_no_result_is_in_it():
+    group, rng, freed = group_of(2), np.random.default_rng(3), []
+    (*results, _), (*want, _) = dispatched(group, rng)
+    buffer = fused_a2a.get_buffer(group, 0)
+    outgrown = list(buffer._pool.buffers.values())
+    for memory in outgrown:
+        memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
+    for _ in range(2):
+        dispatched(group, rng, (8, 4), 64)
+    assert not freed
+    assert_same(results[0], want[0], "the result from before")
+    del results
+    dispatched(group, rng, (8, 4), 64)
+    assert set(freed) == set(outgrown)
+
+
 def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_captured_graphs_use():
     """Flags and mailboxes hold numbers of calls. Those of an earlier pool would name calls to come."""
     group, rng = group_of(2), np.random.default_rng(8)
@@ -70,6 +86,7 @@ def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_capture
 
     dispatch(9)
     buffer = buffers.hybrid_ep_buffer(group)
+    buffer.captured.append(())  # of a graph
     used = [(memory, buffer.pool_layout.flag_bytes) for memory in buffer._pool.buffers.values()]
     used += [(memory, memory.nbytes) for memory in buffer._control.buffers.values()]
 
@@ -287,7 +304,7 @@ def test_after_a_reset_the_error_of_a_kernel_is_not_ascribed_to_an_earlier_call(
     ],
 )
 def test_a_group_is_a_world(function, more):
-    with pytest.raises(EPValueError, match="group is a str; a world of epmoe is needed"):
+    with pytest.raises(EPValueError, match="group is of type str; a world of epmoe is needed"):
         function("group", *more)
 
 

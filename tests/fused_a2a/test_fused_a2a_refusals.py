@@ -105,6 +105,8 @@ REFUSED = {
     ),
     "more local experts than there can be": (lambda c: c.by_expert(num_local_experts=2**30), "must be at most 65535"),
     "bytes in words": (lambda c: fused_a2a.get_buffer(c.group, "x"), "hidden_bytes='x' must be a whole number"),
+    "another release's seventh argument": (lambda c: c.init(fp8_dispatch=1), "fp8_dispatch=1 must be True or False"),
+    "FP8 of half a group": (lambda c: c.init(fp8_dispatch=True), "hidden_dim=8 must be a multiple of 128"),
     "a format for a flag": (lambda c: c.init(fp8_dispatch="fp8"), "fp8_dispatch='fp8' must be True or False"),
     "a buffer for more tokens than int32 counts": (
         lambda c: c.init(seq_len=2**40),

@@ -22,8 +22,9 @@ SIGNATURES = {
     "grad_handle)",
     "FusedCombine.forward": "(ctx, x, group, handle, async_finish=False, allocate_on_comm_stream=False)",
     "FusedCombine.backward": "(ctx, grad_output, previous_event=None)",
-    "init_hybrid_ep_buffer": "(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api, "
-    "num_sms_combine_api, fp8_dispatch)",
+    "init_hybrid_ep_buffer": "(group, hidden_dim, seq_len, num_local_experts, num_sms_dispatch_api=None, "
+    "num_sms_combine_api=None, fp8_dispatch=False, *, num_blocks_permute=None, num_blocks_unpermute=None, "
+    "num_sms_preprocessing_api=None)",
     "HybridEPDispatch.forward": "(ctx, x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, "
     "num_sms_combine_api=24, num_permuted_tokens=None, pad_multiple=None)",
     "HybridEPDispatch.backward": "(ctx, grad_x, grad_probs, grad_scaling_factor, grad_tokens_per_expert, grad_handle)",
@@ -33,10 +34,10 @@ SIGNATURES = {
     "allocate_on_comm_stream=False)",
     "fused_combine": "(x, group, handle, async_finish=False, allocate_on_comm_stream=False)",
     "hybrid_ep_dispatch": "(x, routing_map, probs, group, num_local_experts, num_sms_dispatch_api=24, "
-    "num_sms_combine_api=24, num_permuted_tokens=None, pad_multiple=None, *, "
+    "num_sms_combine_api=24, *, num_permuted_tokens=None, pad_multiple=None, "
     "num_blocks_permute=None, num_blocks_unpermute=None, fused=False, "
     "num_sms_preprocessing_api=None)",
-    "hybrid_ep_combine": "(x, handle, num_permuted_tokens=None, pad_multiple=None, *, fused=False)",
+    "hybrid_ep_combine": "(x, handle, num_permuted_tokens=None, pad_multiple=None, fused=False)",
     "set_deepep_num_sms": "(num_sms)",
 }
 

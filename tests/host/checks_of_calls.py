@@ -173,7 +173,7 @@ def _rows(world):
         fused_a2a.FusedCombine.forward(held["ctx"], y, world, held["rows"])
 
     def by_expert():
-        held["experts"] = fused_a2a.hybrid_ep_dispatch(x, chosen, of_all, world, 8, 24, 24, 64)[-1]
+        held["experts"] = fused_a2a.hybrid_ep_dispatch(x, chosen, of_all, world, 8, num_permuted_tokens=64)[-1]
 
     return {
         "dispatch": dispatch,
@@ -236,7 +236,7 @@ def check_a_failed_launch_of_rows_needs_reset():
             fails(EPError, "CUDA", calls[name])
             driver.launch_result = driver.CUresult.CUDA_SUCCESS
             for _ in range(2):
-                fails(EPStateError, "call reset", calls[name])
+                fails(EPStateError, f"call {of(world).remedy} on all ranks first", calls[name])
             of(world).reset()
             calls[name]()
 

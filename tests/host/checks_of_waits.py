@@ -103,7 +103,7 @@ def check_a_peer_that_stays_away_from_fused_dispatch_is_named_as_by_check():
     at_status[: words.nbytes] = words.view(np.uint8)
     said = [error_of(PeerTimeout, call) for call in (dispatch, buffer.check)]
     assert said[0] == said[1] and "src_rank 1 did not send all its rows" in said[0], said
-    fails(EPStateError, "call reset()", dispatch)
+    fails(EPStateError, "call get_buffer(group, 0).reset()", dispatch)
     buffer.reset()
     dispatch()
 
