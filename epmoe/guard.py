@@ -14,6 +14,12 @@ import sys
 import threading
 import time
 
+# `python -m` without the working directory in the path, where a numpy.py may lie; as -P, which Python 3.10 lacks
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); from runpy import run_module; "
+    "run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
 
 @contextlib.contextmanager
 def process(module, task, output=None, before=(), folder=None):
@@ -21,12 +27,13 @@ def process(module, task, output=None, before=(), folder=None):
 
     lines(limit) yields its reports; after limit() seconds without one, process.late is True and lines ends. output:
     where its prints go, as for subprocess; default: this process's stdout. before: words before the command, such as
-    unshare's. folder: its working directory.
+    unshare's. folder: its working directory, the first in its path if this process has "" there, else the last.
     """
     ours, theirs = os.pipe()
     paths = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path if path))
+    words = module, str(theirs), json.dumps(task), "first" if "" in sys.path else "last"
     running = subprocess.Popen(
-        [*before, sys.executable, "-m", module, str(theirs), json.dumps(task)],
+        [*before, sys.executable, "-c", START, *words],
         stdin=subprocess.PIPE,
         stdout=output,
         pass_fds=(theirs,),
@@ -78,8 +85,7 @@ def child(run):
     """For the module that `process` starts: run(task, say), where say(value) reports to the waiting process."""
     fd, task = int(sys.argv[1]), json.loads(sys.argv[2])
     threading.Thread(target=_end_with_the_guard, daemon=True).start()
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    sys.path.insert(0 if sys.argv[3] == "first" else len(sys.path), "")
     run(task, lambda value: os.write(fd, (json.dumps(value, default=int) + "\n").encode()))
 
 

@@ -1,6 +1,7 @@
 """Each exercise's judge accepts right answers in any form, and names the mistake in wrong ones."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -391,6 +392,17 @@ def test_a_slow_start_is_not_the_answers_fault(monkeypatch, tmp_path):
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert judge.verdict_of("slow_judge", "fine", patience_s=0.5) == ("right", "fine")
+
+
+def test_files_beside_an_answer_do_not_hide_installed_modules(monkeypatch, tmp_path):
+    for name in ("numpy", "greenlet", "random"):
+        (tmp_path / f"{name}.py").write_text("WARM_UP = None\n")
+    (tmp_path / "helper.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as of the command epmoe
+    file = written(tmp_path, "import helper\nWARM_UP = 5\n")
+    assert [what for _, what, _ in judge.verdicts(4, str(file))] == ["wrong"] * 3
+    assert judge.verdicts(1, str(file))[0][:2] == ("warm-up", "right")
 
 
 def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
