@@ -29,13 +29,14 @@ def blocks(language, text=TEXT):
 
 
 @pytest.mark.parametrize("page", [README, ROOT / "docs" / "using.md"], ids=lambda page: page.name)
-def test_the_python_blocks_run_in_order(page):
+def test_the_python_blocks_run_in_order(page, capsys):
     names = {}
     text = page.read_text()
     assert blocks("python", text)
     for block in blocks("python", text):
         exec(compile(block, page.name, "exec"), names)
     assert [len(a) for a in names["out"]] == [len(x) for x in names["x"]]
+    assert page != README or capsys.readouterr().out == "(8, 64)\n"
 
 
 def test_the_implementation_shown_passes(tmp_path, monkeypatch, capsys):
