@@ -33,10 +33,15 @@ OPTION_OF = {
 
 
 def refuse_to_overwrite(source, **written):
-    """Refuse an option, name=path, that would write over the file which the command reads. Both may be None."""
-    for name, path in written.items():
-        if source and path and os.path.exists(source) and os.path.exists(path) and os.path.samefile(source, path):
+    """Refuse an option, name=(path, ending), that would write over the file which the command reads, or over a file
+    with another ending. Both paths may be None."""
+    for name, (path, ending) in written.items():
+        if not path or not os.path.isfile(path):
+            continue
+        if source and os.path.exists(source) and os.path.samefile(source, path):
             raise EPValueError(f"--{name} {path} is the file that is read, and would be overwritten: name another one")
+        if not path.endswith(ending):
+            raise EPValueError(f"--{name} {path} exists and does not end in {ending}: name another file")
 
 
 def new_file(file):
@@ -182,7 +187,8 @@ class Parser(argparse.ArgumentParser):
             else re.findall(r"[\w.-]+", message.partition("choose from")[2])
         )
         guess = wrong and not wrong[1].isdecimal()  # no number resembles another
-        near = difflib.get_close_matches(wrong[1], there, 1) if guess else ()
+        longer = [name for name in there if guess and name.startswith(wrong[1])]
+        near = longer if len(longer) == 1 else difflib.get_close_matches(wrong[1], there, 1) if guess else ()
         super().error(message + "".join(f"; did you mean {name}?" for name in near))
 
 

@@ -93,36 +93,11 @@ class Batch:
     notes: list
 
     def experts_for(self, n_ranks):
-        """The file's n_experts, or else a guess: the least multiple of n_ranks that holds all ids."""
+        """(n_experts of the file, notes), or else a guess with a note on it."""
         if self.n_experts is not None:
-            return self.n_experts
-        too_large = self.topk_ids >= MAX_EXPERTS
-        if too_large.any():
-            raise EPValueError(
-                f"topk_ids in the file: {_first(too_large, self.topk_ids)}, and there are at most "
-                f"{MAX_EXPERTS} experts; -1 means no expert; {int(too_large.sum())} such ids"
-            )
-        top = max(int(self.topk_ids.max(initial=0)) + 1, self.topk_ids.shape[1])
-        return -(-top // n_ranks) * n_ranks
-
-    def check_ids(self, n_experts):
-        """Check that every id is an expert or -1, and the ids of a token are distinct. The error names token and k."""
-        outside = (self.topk_ids < -1) | (self.topk_ids >= n_experts)
-        if outside.any():
-            of_file = self.n_experts == n_experts
-            source = "n_experts of the file" if of_file else "from --experts or the largest id"
-            raise EPValueError(
-                f"topk_ids in the file: {_first(outside, self.topk_ids)}, outside [0, n_experts="
-                f"{n_experts}) ({source}); -1 means no expert; {int(outside.sum())} such ids"
-            )
-        ordered = np.sort(self.topk_ids, axis=1)
-        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
-        if twice.any():
-            token = int(np.argmax(twice))
-            raise EPValueError(
-                f"topk_ids in the file: token {token} has {self.topk_ids[token].tolist()}; the ids of a "
-                f"token must be distinct ({int(twice.sum())} such tokens): put -1 for the repetition"
-            )
+            return self.n_experts, []
+        n_experts, note = guessed_experts([self.topk_ids], n_ranks)
+        return n_experts, [note]
 
     def split(self, n_ranks):
         """Routed for n_ranks, split at the file's rank_offsets, else evenly (the first ranks take the remainder)."""
@@ -137,6 +112,38 @@ class Batch:
             )
         parts = [slice(int(a), int(b)) for a, b in zip(ends[:-1], ends[1:])]
         return Routed(*([a[p] for p in parts] for a in (self.x, self.topk_ids.astype(np.int32), self.topk_weights)))
+
+
+def guessed_experts(steps, n_ranks):
+    """(the least multiple of n_ranks that holds all ids of these arrays, a note that says so)."""
+    largest = max(int(ids.max()) if ids.size else -1 for ids in steps)
+    least = max(largest + 1, steps[0].shape[1])
+    n_experts = min(-(-least // n_ranks), MAX_EXPERTS // n_ranks) * n_ranks
+    rounded = f", rounded up to a multiple of {n_ranks} ranks" if n_experts > least else ""
+    why = f"the largest id is {largest}{rounded}" if largest >= 0 else "every id is -1"
+    return n_experts, f"n_experts={n_experts}, a guess: {why}; --experts and --ranks change it"
+
+
+def check_ids(place, ids, n_experts=None):
+    """Refuse an id that is no expert, and an expert that a token names twice. place: the words before the token.
+
+    Without n_experts ids may be as large as the project allows.
+    """
+    outside = (ids < -1) | (ids >= (MAX_EXPERTS if n_experts is None else n_experts))
+    if outside.any():
+        (token, k), n = np.argwhere(outside)[0], int(outside.sum())
+        raise EPValueError(
+            f"{place}token {token}, k {k} has expert {ids[token, k]} ({n} such id{'s' * (n > 1)}): an id must be in [0, "
+            f"{MAX_EXPERTS if n_experts is None else f'n_experts={n_experts}'}), or -1 for no expert"
+        )
+    ordered = np.sort(ids, axis=1)
+    twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    if twice.any():
+        token, n = int(np.argmax(twice)), int(twice.sum())
+        raise EPValueError(
+            f"{place}token {token} has experts {ids[token].tolist()}: the experts of a token must be "
+            f"distinct ({n} such token{'s' * (n > 1)}); write -1 for the repetition"
+        )
 
 
 def opened(path):
@@ -180,6 +187,7 @@ def load(path):
         raise EPValueError(f"topk_ids in the file has shape {ids.shape}; (N, K) is needed: N tokens, K ids each")
     if not len(ids):
         raise EPValueError(f"{path} has 0 tokens (topk_ids has shape {ids.shape}): there is nothing to compare")
+    check_ids("topk_ids in the file: ", ids)
     x = _as_bf16(arrays["x"], notes) if "x" in arrays else _made_up(len(ids), notes)
     weights = _as_float32(arrays["topk_weights"], notes) if "topk_weights" in arrays else _equal(ids.shape, notes)
     for name, a, needed in (("x", x, "(N, hidden)"), ("topk_weights", weights, "(N, K)")):
@@ -272,8 +280,3 @@ def _not_finite(name, column, array):
         f"{name}: {nan} NaN and {int(wrong.sum()) - nan} infinite of {array.size} numbers, the first at token "
         f"{token}, {column} {at}; in results every NaN equals every NaN"
     ]
-
-
-def _first(wrong, ids):
-    token, k = np.argwhere(wrong)[0]
-    return f"token {token}, k {k} holds {ids[token, k]}"

@@ -5,11 +5,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 
 import numpy as np
 
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_zero, refuse_to_overwrite, sizes_of_a_world
-from epmoe_ref.config import TOKEN_FORMATS, EPConfig
+from epmoe.explain import world as stage
+from epmoe.lessons.telling import wrapped
+from epmoe_ref.config import MAX_GPUS_PER_NODE, TOKEN_FORMATS, EPConfig
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 RANKS = 3
@@ -25,8 +28,8 @@ def add_arguments(parser):
     options.add_argument(
         "--input",
         metavar="FILE.npz",
-        help="your own routing (topk_ids and, if you have them, topk_weights, x, "
-        "n_experts, rank_offsets): the page shows a slice, and totals of the whole",
+        help="your own routing (topk_ids and, if you have them, topk_weights, x, n_experts, rank_offsets): "
+        f"the page shows a slice, and totals of the whole. Without rank_offsets and --ranks, {stage.RANKS} ranks",
     )
     options.add_argument("--format", choices=tuple(TOKEN_FORMATS), default="bf16", help="token format (default bf16)")
     options.add_argument("--fused", action="store_true", help="record the fused kernels (default: the split ones)")
@@ -53,17 +56,15 @@ def add_arguments(parser):
     )
 
 
-def config_of(args, n_ranks):
-    """The EPConfig that the options describe."""
+def config_of(args, n_ranks, of_file=()):
+    """The EPConfig that the options describe. of_file: (n_experts, top_k, tokens) of a file, instead of the options'."""
+    if n_ranks > MAX_GPUS_PER_NODE:
+        raise EPValueError(
+            f"n_ranks={n_ranks} must be at most {MAX_GPUS_PER_NODE}: explain shows ranks that write to each other's memory"
+        )
+    n_experts, top_k, tokens = of_file or (args.experts or n_ranks * args.experts_per_rank, args.top_k, args.tokens)
     hidden = args.hidden or max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
-    return EPConfig(
-        n_ranks,
-        args.experts or n_ranks * args.experts_per_rank,
-        args.top_k,
-        hidden,
-        args.tokens,
-        token_format=args.format,
-    )
+    return EPConfig(n_ranks, n_experts, top_k, hidden, tokens, token_format=args.format)
 
 
 def run(args):
@@ -94,7 +95,7 @@ def run(args):
 
 
 def _refuse_what_cannot_be_written(args):
-    refuse_to_overwrite(args.input, out=args.out, trace=args.trace)
+    refuse_to_overwrite(args.input, out=(args.out, ".html"), trace=(args.trace, ".json"))
     for option, path in (("--out", args.out), ("--trace", args.trace)):
         if path and Path(path).is_dir():
             raise EPValueError(f"{option} {path} is a folder: name a file")
@@ -156,6 +157,8 @@ def _recorded(args):
         print(f"{args.figures}: {len(paths)} files, {paths[0].name} to {paths[-1].name}")
     if args.trace:
         print(f"{_write(args.trace, of_recording(history, about(cfg, args)).json())}: open it in ui.perfetto.dev")
+    for note in drawn.notes:
+        print(wrapped(note, get_terminal_size().columns))
     for note in notes:
         print(note)
     for difference in differences[:3]:
@@ -169,18 +172,24 @@ def _of_file(args):
     from epmoe import routing
 
     batch = routing.load(args.input)
-    n_ranks = args.ranks or (RANKS if batch.rank_offsets is None else len(batch.rank_offsets) - 1)
-    n_experts = args.experts or batch.experts_for(n_ranks)
-    batch.check_ids(n_experts)
-    if args.experts is None and batch.n_experts is None:
-        print(f"n_experts is not in {args.input}: {n_experts} is guessed from the largest id; --experts says otherwise")
+    n_experts, notes = args.experts or batch.n_experts or 0, []
+    n_ranks = args.ranks or (
+        max(n for n in range(1, stage.RANKS + 1) if n_experts % n == 0)
+        if batch.rank_offsets is None
+        else len(batch.rank_offsets) - 1
+    )
+    if not n_experts:
+        n_experts, notes = batch.experts_for(n_ranks)
+    routing.check_ids("topk_ids in the file: ", batch.topk_ids, n_experts)
     hidden = max(HIDDEN, TOKEN_FORMATS[args.format].hidden_multiple)
     # the page shows the first few numbers of a token, and the tape needs no more
     x = np.zeros((len(batch.x), hidden), batch.x.dtype)
     x[:, : batch.x.shape[1]] = batch.x[:, :hidden]
     routed = replace(batch, x=x).split(n_ranks)
-    most, top_k = max(1, *routed.num_tokens), batch.topk_ids.shape[1]
-    return EPConfig(n_ranks, n_experts, top_k, hidden, most, token_format=args.format), routed
+    cfg = config_of(args, n_ranks, (n_experts, batch.topk_ids.shape[1], max(1, *routed.num_tokens)))
+    for note in notes:
+        print(wrapped(f"note: {note}", get_terminal_size().columns))
+    return cfg, routed
 
 
 def _stamped(args, worlds):

@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 from epmoe.explain import stills
 from epmoe.explain.bundle import chapters, filled, put_together, script, source
 from epmoe.explain.world import reference
+from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
 
 # numbers in the page besides the world's sizes
@@ -31,17 +32,17 @@ def data_of(drawn, recordings=()):
 
 
 def page(drawn, recordings=(), tape=None):
-    """(HTML text, notes on what the page lacks). tape: the name of the second page's file."""
+    """(HTML text, notes on packages that it lacks). tape: the name of the second page's file."""
     data, every = data_of(drawn, recordings)
     numbers = NUMBERS | {k: drawn.world[k] for k in ("ranks", "local", "topK")}
     numbers["tokens"] = max(map(len, drawn.world["ids"]))
-    notes = list(drawn.notes)
+    notes = []
     try:
         values = stills.call("words", data=data) | {"chapters": len(every)}
         made = stills.call("stills", data=data, order=[c.name for c in every], width=680, oneEach=True)
-    except UnavailableError as error:
+    except UnavailableError:
         values, made = defaultdict(lambda: "…"), []
-        notes.append(f"Without JavaScript and in print the page has no pictures:\n{error}")
+        notes.append(f"The page has no pictures for print or without JavaScript: {install('explain')}")
     pictures = {still["chapter"]: still for still in made}
     page = put_together(
         "index.html",

@@ -51,6 +51,8 @@ def run(args):
         return start(args.number, file)
     if args.check:
         return check(args.number, file, args.json)
+    if args.input:
+        own_routing.read(args.input)  # refused before the lesson begins
     own_routing.INPUT = args.input
     try:
         tell(FILES[args.number], pause=args.step)

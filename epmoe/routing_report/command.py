@@ -63,7 +63,7 @@ def add_arguments(parser):
 
 def run(args):
     """Print the report. The exit status is 0, or 2 if the file or the options are invalid."""
-    refuse_to_overwrite(args.file, html=args.html)
+    refuse_to_overwrite(args.file, html=(args.html, ".html"))
     found = report.report(
         dump.read(args.file),
         Path(args.file).name.encode("utf-8", "replace").decode(),

@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from epmoe.routing import opened
+from epmoe.routing import check_ids, opened
 from epmoe.routing_report import json_lines
 from epmoe.routing_report.json_lines import WANTED, one_number
-from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError
 
 NO_IDS = "give the numbers of each token's experts, not scores of all experts or a map of them"
-TORCH = "numpy.save('ids.npy', ids.cpu().numpy()) writes a file that can be read"
+WRITES = "writes a file that can be read"
+TORCH = f"numpy.save('ids.npy', ids.cpu().numpy()) {WRITES}"
 
 
 @dataclass
@@ -39,25 +39,10 @@ class Dump:
         """Tokens of all steps."""
         return sum(len(ids) for ids in self.steps)
 
-    def check(self, n_experts):
-        """Refuse an id that is no expert, and an expert that one token names twice. The error names the place."""
+    def check(self, n_experts=None):
+        """Refuse ids as routing.check_ids does. The error names the place."""
         for step, ids in enumerate(self.steps):
-            where = f"step {step}, " if len(self.steps) > 1 else ""
-            outside = (ids < -1) | (ids >= n_experts)
-            if outside.any():
-                token, k = np.argwhere(outside)[0]
-                raise EPValueError(
-                    f"{where}token {token}, k {k} has expert {ids[token, k]}, outside [0, n_experts="
-                    f"{n_experts}) ({int(outside.sum())} such ids): give --experts, or write -1 for no expert"
-                )
-            in_order = np.sort(ids, axis=1)
-            twice = ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any(axis=1)
-            if twice.any():
-                token = int(np.argmax(twice))
-                raise EPValueError(
-                    f"{where}token {token} has experts {ids[token].tolist()}: the experts of a token must be "
-                    f"distinct ({int(twice.sum())} such tokens); write -1 for the repetition"
-                )
+            check_ids(f"step {step}, " if len(self.steps) > 1 else "", ids, n_experts)
 
     def split(self, ids, n_ranks):
         """The ids of one step by rank, split at rank_offsets, else evenly; the first ranks take the remainder."""
@@ -71,6 +56,8 @@ def read(path):
     dump = _read(path)
     if not dump.tokens:
         raise EPValueError(f"{path} has 0 tokens: {WANTED}")
+    dump.check()
+    dump.steps = [ids.astype(np.int64) for ids in dump.steps]
     return dump
 
 
@@ -84,6 +71,9 @@ def _read(path):
                 return _of_array(path, found) if isinstance(found, np.ndarray) else _of_npz(path, dict(found.items()))
             file.seek(0)
             text = file.read().decode()
+            if str(path).endswith(".csv"):
+                loaded = f"numpy.loadtxt({str(path)!r}, int, delimiter=',')"
+                raise EPValueError(f"{path} is CSV, which is not read: numpy.save('ids.npy', {loaded}) {WRITES}")
     except EPValueError:
         raise
     except OSError as error:
@@ -134,7 +124,4 @@ def _of_array(name, ids):
         raise EPValueError(f"{name} has dtype {ids.dtype}; integers are needed: {remedy}")
     if ids.ndim not in (2, 3) or ids.shape[-1] == 0 or (ids.ndim == 3 and len(ids) == 0):
         raise EPValueError(f"{name} has shape {list(ids.shape)}: {WANTED}")
-    if ids.dtype == np.uint64 and ids.size and ids.max() > MAX_EXPERTS:
-        raise EPValueError(f"{name} holds {ids.max()}: an expert id is at most {MAX_EXPERTS - 1}, and -1 is no expert")
-    ids = ids.astype(np.int64)
     return Dump(list(ids) if ids.ndim == 3 else [ids])

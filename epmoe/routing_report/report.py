@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from epmoe.routing import guessed_experts
 from epmoe.routing_report import counts, interfaces, measured
 from epmoe_ref.config import MAX_EXPERTS, MAX_GPUS_PER_NODE
 from epmoe_ref.errors import EPValueError
@@ -60,15 +61,8 @@ def _world(dump, n_experts, n_ranks, assumed):
     if n_experts is not None and n_experts > MAX_EXPERTS:
         raise EPValueError(f"--experts {n_experts} must be at most {MAX_EXPERTS}")
     if given is None:
-        largest = max(int(ids.max(initial=-1)) for ids in dump.steps)
-        top = max(largest + 1, dump.top_k)
-        step = n_ranks or DEFAULT_RANKS
-        given = min(-(-top // step) * step, MAX_EXPERTS // step * step)
-        assumed.append(
-            f"n_experts={given}, a guess: "
-            + (f"the largest id is {largest}" if largest >= 0 else "every id is -1")
-            + "; --experts sets the number"
-        )
+        given, note = guessed_experts(dump.steps, n_ranks or DEFAULT_RANKS)
+        assumed.append(note)
     if n_ranks is None:
         n_ranks = max(n for n in range(1, DEFAULT_RANKS + 1) if given % n == 0)
         assumed.append(f"{n_ranks} ranks: --ranks changes it")

@@ -55,8 +55,8 @@ def case_of(args, batch=None):
     n_experts = args.experts or args.ranks * args.experts_per_rank
     top_k, hidden, tokens = args.top_k, args.hidden, args.tokens
     if batch is not None:
-        n_experts = args.experts or batch.experts_for(args.ranks)
-        batch.check_ids(n_experts)
+        n_experts = args.experts or batch.experts_for(args.ranks)[0]
+        routing.check_ids("topk_ids in the file: ", batch.topk_ids, n_experts)
         top_k, hidden = batch.topk_ids.shape[1], batch.x.shape[1]
         tokens = max(batch.split(args.ranks).num_tokens)
     cfg = EPConfig(
@@ -88,7 +88,7 @@ def batches(case, seed, batch):
 
 def _verify(args, console, worlds):
     start = time.perf_counter()
-    refuse_to_overwrite(args.input, dump=args.dump)  # --dump writes bf16 bits: float32 would lose precision
+    refuse_to_overwrite(args.input, dump=(args.dump, ".npz"))  # --dump writes bf16 bits: float32 would lose precision
     batch = routing.load(args.input) if args.input else None
     if batch and batch.rank_offsets is not None and not worlds.mpi:
         args.ranks = args.ranks or len(batch.rank_offsets) - 1
@@ -152,6 +152,4 @@ def _which_experts(args, batch, cfg):
     """A note if neither --experts nor the file alone says how many experts there are."""
     if args.experts and batch.n_experts not in (None, args.experts):
         return [f"n_experts={args.experts} by --experts; the file says {batch.n_experts}"]
-    if args.experts or batch.n_experts is not None:
-        return []
-    return [f"n_experts={cfg.n_experts} is a guess from the largest id: give --experts N, or n_experts in the file"]
+    return [] if args.experts else batch.experts_for(cfg.n_ranks)[1]

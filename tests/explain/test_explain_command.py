@@ -55,7 +55,7 @@ def test_page_tape_figures_and_trace_are_written(tmp_path, run, monkeypatch):
     [
         ("--top-k", 9, "top_k=9", "--experts, --top-k"),
         ("--experts", 7, "n_experts=7", "--experts, --ranks"),
-        ("--ranks", 99, "n_ranks=99", "--ranks"),  # there is no --p2p-world-size
+        ("--ranks", 16, "n_ranks=16 must be at most 8", "--ranks"),  # there is no --p2p-world-size
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, number, said, options):
@@ -66,7 +66,8 @@ def test_sizes_that_do_not_fit_are_refused_in_words(tmp_path, run, option, numbe
 def test_a_world_too_large_to_draw_says_so_and_draws_a_slice(tmp_path, run, without_a_tape):
     status, out, _ = run("--ranks 8 --tokens 100 --top-k 8 --out p.html")
     assert status == 0
-    assert "8 ranks x 2 experts x 100 tokens, top-8, are too many to draw (at most 4 x 3 x 4, top-3)" in out
+    said = "8 ranks x 2 experts x 100 tokens, top-8, are too many to draw (at most 4 x 3 x 4, top-3)"
+    assert said in " ".join(out.split()) and max(map(len, out.splitlines())) <= 80
     assert "\nno tape: a world too large to draw has too many operations\n" in out
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
     (tmp_path / "p-tape.html").write_text("old")
@@ -88,12 +89,17 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
     status, out, _ = run("--ranks 2 --input few.npz --out few.html")
     drawn = data_of(tmp_path / "few.html")["world"]["ids"]
     assert status == 0 and drawn == [few[:2].tolist(), few[2:].tolist()]
+    assert "p.html: 3 ranks x 2 experts" in run("--input few.npz --out p.html")[1]  # 4 do not divide 6
+    np.savez(tmp_path / "ids.npz", topk_ids=ids)
+    assert "p.html: 4 ranks x 16 experts" in run("--input ids.npz --out p.html")[1]
+    guess = "n_experts=66, a guess: the largest id is 63, rounded up to a multiple of 3 ranks; --experts and --ranks"
+    assert guess in " ".join(run("--ranks 3 --input ids.npz --out p.html")[1].split())
     np.savez(tmp_path / "none.npz", topk_ids=np.full((4, 2), -1), n_experts=6)
     status, _, err = run("--input none.npz --out n.html")
     assert status == 2 and "no token to draw has an expert" in err
-    np.savez(tmp_path / "odd.npz", topk_ids=np.full((4, 2), 99), n_experts=64)
+    np.savez(tmp_path / "odd.npz", topk_ids=np.tile([0, 99], (4, 1)), n_experts=64)
     status, _, err = run("--input odd.npz --out q.html")
-    assert status == 2 and "holds 99" in err and not (tmp_path / "q.html").exists()
+    assert status == 2 and "has expert 99" in err and not (tmp_path / "q.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,8 @@ def test_a_users_own_routing_becomes_a_slice_with_totals(tmp_path, run, without_
         ("--out p.html --trace p.html", "--trace p.html is the file of the page or of the tape"),
         ("--trace ./explain-tape.html", "--trace ./explain-tape.html is the file of the page or of the tape"),
         ("--input file --out file", "--out file is the file that is read, and would be overwritten"),
+        ("--out file", "--out file exists and does not end in .html: name another file"),
+        ("--trace file", "--trace file exists and does not end in .json: name another file"),
         ("--figures file", "--figures file is a file: name a folder"),
         ("--input file --top-k 5 --tokens 9", "--top-k, --tokens: no meaning with --input"),
     ],
@@ -132,6 +140,7 @@ def test_figures_say_what_they_lack(tmp_path, run, without_a_tape, monkeypatch):
     (tmp_path / "p.html").unlink()
     status, _, err = run(options)
     assert status == 2 and f"\n{install('explain')}\n" in err and not (tmp_path / "p.html").exists()
+    assert f"\nThe page has no pictures for print or without JavaScript: {install('explain')}\n" in run("--tokens 1")[1]
 
 
 def test_on_a_gpu_options_of_pages_are_refused(run, monkeypatch):

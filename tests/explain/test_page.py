@@ -108,7 +108,7 @@ def test_the_arrays_in_the_page_are_those_of_the_reference_and_so_are_the_pictur
 def test_without_the_engine_the_page_says_what_it_lacks(monkeypatch):
     monkeypatch.setitem(sys.modules, "dukpy", None)
     html, notes = made.__wrapped__()
-    assert notes[0].endswith(f"\n{install('explain')}") and "<figure" not in html
+    assert notes[0].endswith(f": {install('explain')}") and "<figure" not in html
     Tags(html)
 
 

@@ -30,6 +30,7 @@ from epmoe.verify import command as verify
         (["--experts", "8", "--experts-per-rank", "4"], "not allowed with argument --experts"),
         (["verfy"], "did you mean verify?"),
         (["--rnks", "3"], "did you mean --ranks?"),
+        (["--tok", "3"], "did you mean --tokens?"),
         (["soak", "--secnds=3"], "did you mean --seconds?"),
         (["--format", "nvfp"], "did you mean nvfp4?"),
         (["check", "reference", "--jsn"], "did you mean --json?"),

@@ -120,11 +120,17 @@ def test_the_page_is_never_written_over_the_dump(capsys, tmp_path):
         (["x", "--link-gbps", "0"], "positive number of GB/s"),
         (["x", "--ranks", "0"], "at least 1"),
         (["a.npy", "--experts", "9" * 20], "must be at most 65535"),
+        (["a.npy", "--html", "b.csv"], "--html b.csv exists and does not end in .html"),
+        (
+            ["b.csv"],
+            "b.csv is CSV, which is not read: numpy.save('ids.npy', numpy.loadtxt('b.csv', int, delimiter=','))",
+        ),
     ],
 )
 def test_what_does_not_fit_ends_with_2(argv, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("a.npy", np.zeros((1, 1), int))
+    Path("b.csv").write_text("1,2\n")
     try:
         status = main(["routing", *argv])
     except SystemExit as stopped:
