@@ -7,6 +7,7 @@ from rich.table import Table
 from epmoe.lessons.telling import wrapped
 from epmoe.routing_report import counts, measured
 from epmoe.routing_report.interfaces import INTERFACES
+from epmoe.verify.pictures import fitting
 
 MOST_RANKS_SHOWN = 16
 SHADES = " ░▒▓█"
@@ -20,10 +21,10 @@ def show(found, page=None):
     for line in found["assumed"]:
         console.print(wrapped(f"  note: {line}", console.width))
     console.print()
-    console.print(_imbalance(found))
-    if found["n_ranks"] <= MOST_RANKS_SHOWN:
-        console.print(heat_map(found["pairs"]))
-    console.print(_costs(found))
+    console.print(fitting(_imbalance(found), console.width))
+    heat = heat_map(found["pairs"]) if found["n_ranks"] <= MOST_RANKS_SHOWN else ""
+    console.print(heat if max(map(len, heat.splitlines()[2:]), default=0) <= console.width else "")
+    console.print(fitting(_costs(found), console.width))
     of = found["measured"]
     console.print(
         "busiest rank: the most that one rank sends to others, or receives. memory: of each rank. expected: this floor "
@@ -82,7 +83,7 @@ def _head(found):
 
 
 def _imbalance(found):
-    table = Table(title="imbalance of pairs (token, expert)", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="imbalance of pairs (token, expert)")
     table.add_column("")
     for name in ("max / mean", "Gini"):
         for which in shown(found):
@@ -110,24 +111,20 @@ def heat_map(pairs):
 
 def _costs(found):
     table = Table(
-        title=f"busiest rank, {found['format']} at {found['link_gbps']:g} GB/s each way"
-        + ("" if found["steps"] == 1 else ", median step (p99)"),
-        title_justify="left",
-        box=None,
-        pad_edge=False,
+        title=f"busiest rank, {found['format']} at {found['link_gbps']:g} GB/s each way, times in us"
+        + ("" if found["steps"] == 1 else ", median step (p99)")
     )
-    for name in ("", "phase", "bytes", "floor us", "expected us", "memory"):
-        left = name in ("", "phase")
-        table.add_column(name, justify="left" if left else "right", no_wrap=left)
+    for name in ("", "bytes", "floor", "expected", "memory"):
+        table.add_column(name, justify="right" if name else "left")
     for name in INTERFACES:
         way = found["interfaces"][name]
         if way["dispatch"] is None:
-            table.add_row(way["is"], *5 * ["-"])
+            table.add_row(way["is"], *4 * ["-"])
             continue
-        for phase, is_, memory in (("dispatch", way["is"], size(way["memory_bytes"])), ("combine", "", "")):
+        table.add_row(way["is"], "", "", "", size(way["memory_bytes"]))
+        for phase in ("dispatch", "combine"):
             cells = [_with_tail(found, way[phase][key]) for key in ("floor_us", "expected_us")]
-            busiest = size(way[phase]["busiest_bytes"]["median"])
-            table.add_row(is_, phase, busiest, *cells, memory)
+            table.add_row(f"  {phase}", size(way[phase]["busiest_bytes"]["median"]), *cells)
     return table
 
 

@@ -49,7 +49,7 @@ class Case:
         c = self.cfg
         parts = [
             f"{c.token_format}{' slots' if c.fuse_a_scale_preshuffle else ''} tokens",
-            f"{'fused' if self.fused else 'split'} {f'{self.kernels} ' if self.kernels else ''}kernels",
+            f"{f'{self.kernels} ' if self.kernels else ''}kernels ({'fused' if self.fused else 'async + wait'})",
         ]
         parts += ["skip_a2a"] if c.skip_a2a else []
         parts += [f"p2p worlds of {c.p2p_world_size}"] if c.use_shmem else []

@@ -97,7 +97,7 @@ def _verify(args, console, worlds):
     notes = [] if batch is None else [*_which_experts(args, batch, case.cfg), *batch.notes]
     record = {"case": str(case), "config": asdict(case.cfg), "notes": notes, "seeds": [], "passed": True}
     shown = not args.json
-    for seed in _seeds(args, console, worlds):
+    for seed, shown_progress in _seeds(args, case, console, worlds):
         routed = batches(case, seed, batch)
         if args.dump and seed == args.seed and worlds.prints:
             routing.dump(args.dump, routed[0], case.cfg.n_experts)
@@ -108,11 +108,13 @@ def _verify(args, console, worlds):
             report.heading(console, args, case, world, batch, notes)
             if args.dump:
                 console.print(f"{args.dump} has the first round's tokens and routing; --input reads it\n", style="dim")
+            report.routing(console, args, case, routed[0])
         rounds, reported = [], {}
         try:
             looks = dict(shown_rank=shown_rank, regions=pictures.REGIONS)
             for r in rounds_of(case, world, routed, seed=seed, timeout=args.timeout, **looks):
                 rounds.append(r)
+                shown_progress.advance()
                 if shown and r.number == 1 and seed == args.seed:
                     report.first_round(console, args, case, r, shown_rank)
                 if shown:
@@ -135,12 +137,11 @@ def _verify(args, console, worlds):
     return EQUAL if record["passed"] else DIFFERS
 
 
-def _seeds(args, console, worlds):
-    """Yield the seeds one after another, and show progress if there are several."""
-    with progress(console, "seeds", args.seeds, hidden=args.json or args.seeds == 1 or not worlds.prints) as shown:
+def _seeds(args, case, console, worlds):
+    """Yield each seed, with the progress through all rounds of all seeds, to advance after each round."""
+    with progress(console, "rounds", args.seeds * case.rounds, hidden=args.json or not worlds.prints) as shown:
         for seed in range(args.seed, args.seed + args.seeds):
-            yield seed
-            shown.advance()
+            yield seed, shown
 
 
 def _busiest_rank(cfg, routed):

@@ -26,27 +26,29 @@ class Way:
         experts = sum(pair is not None for pair in self.pairs)
         return (
             f"Token {self.token} of rank {self.src_rank} goes to {experts} experts on {ranks} "
-            f"rank{'s' if ranks > 1 else ''}."
+            f"rank{'s' if ranks > 1 else ''}. Each expert is an MLP with its own random weights. result[0] is the first number "
+            "that it returns; product is weight times result[0]."
         )
 
     def table(self):
         """A table with a line for each k."""
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in ("k", "expert", "on rank", "as row", "weight", "result[0]", "weight * result[0]"):
+        table = Table()
+        for name in ("k", "expert", "on rank", "as row", "weight", "result[0]", "product"):
             table.add_column(name, justify="right", style="bold" if name == "k" else "")
         for k, pair in enumerate(self.pairs):
             if pair is None:
                 table.add_row(str(k), "-1", "-")
             else:
                 expert, rank, row, weight, result = pair
-                cells = (expert, rank, row, f"{weight:.3f}", f"{result:.4f}", f"{weight * result:.4f}")
+                # one digit fewer in each step, so that the reader who multiplies and adds finds the same
+                cells = (expert, rank, row, f"{weight:.6f}", f"{result:.6f}", f"{weight * result:.5f}")
                 table.add_row(str(k), *map(str, cells))
         return table
 
     def total(self):
         """The sum of the products, and combine's result."""
         total = sum(weight * result for _, _, _, weight, result in filter(None, self.pairs))
-        return f"Their sum is {total:.4f}; combine returned {self.combined:.4f}, its nearest {self.dtype}."
+        return f"The products add up to {total:.4f}; combine returned {self.combined:.4f}, its nearest {self.dtype}."
 
 
 def of_round(case, r):

@@ -1,6 +1,8 @@
 """The terminal output of a verification: routing, counters, and rows grouped by expert."""
 
 import numpy as np
+from rich.cells import cell_len
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +18,28 @@ MEANING = (
 )
 LABEL_WIDTH = 19
 GROUPS = 9  # shown at most
+
+
+def fitting(table, width):
+    """A Table without lines, with nothing cut off: if it is too wide, several, each of its first column and as many more
+    as fit."""
+    parts, used = [], width
+    for column in table.columns[1:]:
+        first, more = (2 + max(map(cell_len, (c.header, *c.cells))) for c in (table.columns[0], column))
+        if used + more - 2 > width or not parts:
+            parts.append([table.columns[0]])
+            used = first
+        parts[-1].append(column)
+        used += more
+    made = []
+    for part in parts:
+        title = None if made else table.title
+        made.append(Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)))
+        for c in part:
+            made[-1].add_column(c.header, justify=c.justify, style=c.style, no_wrap=True)
+        for cells in zip(*(c.cells for c in part)):
+            made[-1].add_row(*cells)
+    return Group(*made)
 
 
 def counts(cfg, topk_ids):
@@ -98,10 +122,10 @@ def _shaded(n, most, cell):
 
 def counters(moments):
     """Counter regions of one rank at several moments, {moment: {region: array}}: a line for each region."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("region", no_wrap=True, style="bold")
+    table = Table()
+    table.add_column("region", style="bold")
     for moment in moments:
-        table.add_column(moment, justify="right", no_wrap=True)
+        table.add_column(moment, justify="right")
     for name in REGIONS:
         table.add_row(name, *(_summary(name, held[name]) for held in moments.values()))
     return table
@@ -127,7 +151,7 @@ def segments(cfg, rank, d):
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("expert", style="bold", no_wrap=True)
     table.add_column("rows", no_wrap=True)
-    table.add_column("src_rank: rows from it", no_wrap=True, overflow="ellipsis")
+    table.add_column("src_rank: rows from it")
     shift = int(cfg.fused_shared_expert)
     used = range(cfg.n_groups)
     if cfg.n_groups > GROUPS:

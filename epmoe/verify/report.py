@@ -22,23 +22,28 @@ def heading(console, args, case, world, batch, notes):
         console.print(f"{args.input}: {len(batch.x)} tokens", style="dim")
 
 
-def first_round(console, args, case, r, rank):
-    """Routing, dispatch and one token of a round as pictures. With --counters also one rank's counters."""
-    section = (f"[bold]{n}. {name}.[/bold] " for n, name in enumerate(("Routing", "Dispatch", "One token", ""), 1))
-    shows, matrix = pictures.routing(case.cfg, r.routed, console.width)
-    console.print(next(section) + shows)
+def routing(console, args, case, routed):
+    """The routing of a round as a picture."""
+    shows, matrix = pictures.routing(case.cfg, routed, console.width)
+    console.print("[bold]1. Routing.[/bold] " + shows)
     console.print(matrix)
-    odd = pictures.what_is_odd(r.routed)
+    odd = pictures.what_is_odd(routed)
     if odd and not args.input:
         console.print(odd, style="dim")
+
+
+def first_round(console, args, case, r, rank):
+    """Dispatch and one token of a round as pictures. With --counters also one rank's counters."""
     if r.dispatch_differences:
         return
-    console.print("\n" + next(section) + f"Rank {rank} now has its rows grouped by expert: one matrix product each.")
+    console.print(
+        f"\n[bold]2. Dispatch.[/bold] Rank {rank} now has its rows grouped by expert: one matrix product each."
+    )
     console.print(pictures.segments(case.cfg, rank, r.seen[rank]))
     token = one_token.of_round(case, r)
     if token is not None and not r.combine_differences:
-        console.print("\n" + next(section) + token.says())
-        console.print(token.table())
+        console.print("\n[bold]3. One token.[/bold] " + token.says())
+        console.print(pictures.fitting(token.table(), console.width))
         console.print(token.total())
     if args.counters:
         console.print(
@@ -48,7 +53,7 @@ def first_round(console, args, case, r, rank):
             + " After the round all have their first values again, so the next "
             "round needs no reset."
         )
-        console.print(pictures.counters(r.moments))
+        console.print(pictures.fitting(pictures.counters(r.moments), console.width))
     console.print(
         "\n[bold]Kernels compared with the reference[/bold], every byte. Only the order of rows within an (expert, "
         "src_rank) segment is free."

@@ -4,6 +4,7 @@ import argparse
 import functools
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_the_token_shown_is_one_of_the_round():
             assert (d.output_tokens[row] == r.routed.x[way.src_rank][way.token]).all()
             total += weight * result
     assert way.combined == r.combined[way.src_rank][way.token, 0] and abs(total - way.combined) < 1e-5
+
+
+def test_the_products_and_their_sum_are_those_of_the_numbers_shown(capsys):
+    text = shown(capsys, "--rounds", "1")[1].out
+    rows = re.findall(r"^\d +\d+ +\d +\d+ +(\S+) +(\S+) +(\S+) *$", text, re.M)
+    weights, results, products = np.array(rows, float).T
+    assert len(rows) == 3 and (np.round(weights * results, 5) == products).all()
+    assert f"The products add up to {products.sum():.4f}; " in text
+
+
+def test_a_terminal_shows_the_routing_at_once_and_the_rounds_as_they_end(monkeypatch):
+    out, seen = io.StringIO(), []
+
+    def rounds(*given, **options):
+        for r in rounds_of(*given, **options):
+            seen.append(out.getvalue())
+            yield r
+
+    monkeypatch.setattr(verify, "rounds_of", rounds)
+    assert verify.run(options(SMALL), Console(file=out, force_terminal=True, width=80)) == 0
+    assert "Routing." in seen[0] and "Dispatch." not in seen[0] and "Dispatch." in seen[1]
+    assert "rounds " in seen[0] and "0/2" in seen[0]
 
 
 def test_the_default_batch_is_uneven_with_an_empty_rank_and_empty_slots():

@@ -60,7 +60,7 @@ def test_verify_takes_a_file_of_routing(tmp_path):
     record = json.loads(job.output[job.output.index("{\n") :])  # an MPI library may print before it
     assert record["passed"], job.output
     assert sum(record["seeds"][0]["rounds"][0]["num_tokens"]) == len(np.load(file)["x"])
-    assert record["case"].startswith("bf16 tokens, fused plain")
+    assert record["case"].startswith("bf16 tokens, plain kernels (fused)")
 
 
 @pytest.mark.parametrize(
