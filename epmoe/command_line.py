@@ -5,7 +5,9 @@ bad options, a missing file or library, an unexpected error), 130 after Ctrl-C, 
 """
 
 import argparse
+import contextlib
 import difflib
+import json
 import os
 import re
 import sys
@@ -204,11 +206,13 @@ def main(prog, description, commands, default, argv=None):
     if name not in commands:
         _top_parser(prog, description, commands, default).parse_args([name])
     _usable_streams()
+    arguments = None
     try:
         parser = Parser(prog=f"{prog} {name}", description=commands[name][1])
         module = import_module(commands[name][0])
         module.add_arguments(parser)
-        status = module.run(parser.parse_args(words))
+        arguments = parser.parse_args(words)
+        status = module.run(arguments)
         sys.stdout.flush()
         return status
     except (BrokenPipeError, SystemExit) as error:  # rich turns a closed output into a SystemExit
@@ -221,8 +225,11 @@ def main(prog, description, commands, default, argv=None):
     except Exception as error:  # not Python's status 1, which here means that something differs
         if not isinstance(error, (EPValueError, UnavailableError, OSError, MemoryError)):
             traceback.print_exc()
-        # in one piece: other ranks may write too
-        sys.stderr.write(f"{prog} {name}: {_rank()}{_told(error, parser.option_names())}\n")
+        told = f"{_rank()}{_told(error, parser.option_names())}"
+        sys.stderr.write(f"{prog} {name}: {told}\n")  # in one piece: other ranks may write too
+        if getattr(arguments, "json", "--json" in words) is True and _rank() in ("", "rank 0: "):
+            with contextlib.suppress(OSError):
+                print(json.dumps({"passed": False, "cannot_run": told}))
         return CANNOT_RUN
     finally:
         _forget_what_cannot_be_written()

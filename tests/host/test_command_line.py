@@ -1,5 +1,6 @@
 """The command line: options refused, errors in a line, a reader that leaves, Ctrl-C; exit statuses 2, 130, 141."""
 
+import json
 import os
 import signal
 import subprocess
@@ -119,6 +120,12 @@ def test_an_unexpected_error_is_no_difference(capsys, monkeypatch):
     monkeypatch.setattr(verify, "run", broken)
     status, out = shown(capsys, "verify")
     assert status == 2 and "ZeroDivisionError: oops" in out.err and "not a difference" in out.err
+
+
+def test_what_cannot_run_is_told_in_json_too(capsys):
+    status, out = shown(capsys, "verify", "--ranks", "2", "--experts", "5", "--json")
+    told = json.loads(out.out)
+    assert status == 2 and not told["passed"] and "n_experts=5 must be a multiple" in told["cannot_run"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(capsys, tmp_path):
