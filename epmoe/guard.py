@@ -84,12 +84,13 @@ def how_it_ended(running):
 def child(run):
     """For the module that `process` starts: run(task, say), where say(value) reports to the waiting process."""
     fd, task = int(sys.argv[1]), json.loads(sys.argv[2])
-    threading.Thread(target=_end_with_the_guard, daemon=True).start()
+    threading.Thread(target=_end_with_the_guard, args=[os.dup(0)], daemon=True).start()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the code reads an empty stdin
     sys.path.insert(0 if sys.argv[3] == "first" else len(sys.path), "")
     run(task, lambda value: os.write(fd, (json.dumps(value, default=int) + "\n").encode()))
 
 
-def _end_with_the_guard():
+def _end_with_the_guard(stdin):
     """End this process when the guard ends for any reason, which closes stdin."""
-    os.read(0, 1)
+    os.read(stdin, 1)
     os._exit(3)
