@@ -32,10 +32,10 @@ class Progress:
     call, round, tell = "", None, None
 
     def begin(self, call, round_=None):
-        """Note that a call begins. tell, if there is one, gets `str(self)`."""
+        """Note that a call begins. tell, if there is one, gets the call and its round."""
         self.call, self.round = call, None if round_ is None else round_ + 1
         if self.tell:
-            self.tell(str(self))
+            self.tell(self.call, self.round)
 
     def __str__(self):
         return self.call + (f" of round {self.round}" if self.round and self.call else "")

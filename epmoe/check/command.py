@@ -5,26 +5,31 @@ Each implementation runs in a separate process, so that one that hangs, crashes 
 rank a process it runs in that process. Exit codes: as in epmoe.command_line.
 """
 
+import faulthandler
 import json
 import os
-import shlex
+import socket
 import sys
-import threading
-import traceback
 
 from epmoe.check import guarded
 from epmoe.check.adapters import ADAPTERS, OWN
-from epmoe.check.calls import progress
-from epmoe.check.conformance import Report, all_cases, check
-from epmoe.check.implementation import load
-from epmoe.check.ranks import process_number, ranks_of, started_as_rank, started_by_mpirun, started_with_others
+from epmoe.check.conformance import Outcome, Report, all_cases, check, chosen
+from epmoe.check.guarded import STDERR
+from epmoe.check.implementation import load, parts_of
+from epmoe.check.ranks import (
+    N_RANKS,
+    WholeWorld,
+    process_number,
+    ranks_of,
+    started_as_rank,
+    started_by_mpirun,
+    started_with_others,
+)
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
 from epmoe_ref.errors import EPError, EPValueError
 
 NO_CASE = -1
 TIMEOUT_S = 120.0
-FRAMES = 8  # of the stack of a call that hangs
-STDERR = 2  # an implementation prints here while stdout holds JSON
 
 
 def add_arguments(parser):
@@ -34,9 +39,8 @@ def add_arguments(parser):
     parser.add_argument(
         "--ranks",
         type=at_least_one,
-        default=4,
         metavar="N",
-        help="size of the world (default 4; with one rank a process, the number of processes)",
+        help=f"size of the world (default {N_RANKS}; with one rank a process, the number of processes)",
     )
     parser.add_argument(
         "--only", metavar="TEXT", help="run only the case of this name, else the cases whose name contains TEXT"
@@ -63,11 +67,13 @@ def run(arguments):
         sys.path.insert(0, "")
     arguments.only = arguments.only or ""
     names = arguments.implementations or own()
+    for name in names:
+        parts_of(name)  # before any of them runs
     said, records = set(), []
     try:
         if started_as_rank():
-            compile_first(names, arguments.only, arguments.ranks)
-        codes = [_check(name, arguments, said, records) for name in names]
+            compile_first(names, arguments.only, arguments.ranks or N_RANKS)
+        codes = [_check(number, names, arguments, said, records) for number in range(len(names))]
         if NO_CASE in codes and set(codes) <= {NO_CASE, CANNOT_RUN}:
             if process_number() == 0:
                 _complain(_no_case(names, arguments), said)
@@ -77,8 +83,12 @@ def run(arguments):
     # another implementation has a layout that has cases with these names
     code = max((code for code in codes if code != NO_CASE), default=CANNOT_RUN)
     if arguments.json and process_number() == 0:
-        print(json.dumps({"passed": code == EQUAL, "implementations": records}, indent=1, default=int))
+        _print_json(code == EQUAL, records)
     return code
+
+
+def _print_json(passed, records):
+    print(json.dumps({"passed": passed, "implementations": records}, indent=1, default=int), flush=True)
 
 
 def _complain(message, said):
@@ -90,7 +100,7 @@ def _complain(message, said):
 
 
 def _no_case(names, arguments):
-    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks))
+    there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks or N_RANKS))
     return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
 
 
@@ -109,26 +119,34 @@ def compile_first(names, only, n_ranks):
         compile_all(ours, only, None if prefix else n_ranks)
 
 
-def _check(name, arguments, said, records):
-    """The exit code for one implementation. Prints its outcomes and verdict."""
-    prints, first_with = process_number() == 0 and not arguments.json, {}
+def _check(number, names, arguments, said, records):
+    """The exit code for one implementation, names[number]. Prints its outcomes and verdict."""
+    name, prints, first_with = names[number], process_number() == 0 and not arguments.json, {}
 
-    def tell(outcome):
+    def begin(n_cases):
+        if prints and n_cases and not arguments.quiet:
+            of_all = f" ({number + 1} of {len(names)})" if len(names) > 1 else ""
+            hint = "" if number or arguments.implementations else "; your own: epmoe check module:Class"
+            print(f"checking {name}{of_all}: {n_cases} case{'s' * (n_cases != 1)}{hint}", flush=True)
+
+    def tell(outcome, ranks):
         if prints and (outcome.differences or not arguments.quiet):
             same = first_with.setdefault(outcome.differences, outcome.case) if outcome.differences else outcome.case
             text = outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}"
-            if same == outcome.case and outcome.differences and not started_as_rank():
-                only = shlex.quote(outcome.case)
-                text = f"{text}\n  again: epmoe check {name} --only {only} --ranks {arguments.ranks}"
+            if same == outcome.case and outcome.differences:
+                text = f"{text}\n  again: {ranks.again(name, outcome.case)}"
             print(text, flush=True)
 
     try:
         if started_as_rank():
-            report = _as_rank(name, arguments, tell)
+            # a crash prints the names of functions, nothing else
+            _as_rank.__code__ = _as_rank.__code__.replace(co_name=f"rank {process_number()}")
+            report = _as_rank(name, arguments, tell, begin, records)
         else:
-            report, output = Report(name, arguments.ranks), STDERR if arguments.json else None
-            for outcome in guarded.outcomes(report, arguments.only, arguments.timeout, output):
-                tell(outcome)
+            ranks, output = WholeWorld(arguments.ranks or N_RANKS), STDERR if arguments.json else None
+            report = Report(name, ranks.size)
+            for outcome in guarded.outcomes(report, arguments.only, arguments.timeout, output, begin=begin):
+                tell(outcome, ranks)
     except EPError as error:
         _complain(error, said)
         records.append({"name": name, "passed": False, "verdict": f"cannot be run: {error}", "cases": []})
@@ -138,61 +156,46 @@ def _check(name, arguments, said, records):
     records.append(report.record())
     if prints:
         print(report.verdict, flush=True)
-    return EQUAL if report.passed else DIFFERS if report.run else CANNOT_RUN
+    return EQUAL if report.passed else DIFFERS if report.run and report.made else CANNOT_RUN
 
 
-def _as_rank(name, arguments, tell):
+def _as_rank(name, arguments, tell, begin, records):
     """The Report of an implementation with one rank a process, run on this rank. A hang or an error ends all ranks."""
-    leave, this_process = os._exit, os.getpid()
+    so_far = Report(name, 0)
 
-    def all_end(why):
-        sys.stderr.write(f"epmoe check: {name}: rank {process_number()}: {why}; all ranks end\n")
-        sys.stderr.flush()
-        leave(DIFFERS)
+    def guard(case, seconds=arguments.timeout):
+        def failed(difference):
+            so_far.outcomes.append(Outcome(case, (difference,)))
+            if arguments.json and _first_to_fail():
+                _print_json(False, [*records, so_far.record()])
 
-    def leave_without_a_verdict(status):
-        if os.getpid() != this_process:  # a child that the implementation forked
-            leave(status)
-        all_end(f"differs: it ended the process: os._exit({status})")
+        return guarded.as_rank(name, case, seconds, tell=failed)
 
-    os._exit = leave_without_a_verdict
-    try:
-        return _checked_as_rank(name, arguments, tell, all_end)
-    except EPError:
-        raise
-    except Exception as error:  # the other ranks wait for this one, so the launcher must end all
-        traceback.print_exc()
-        all_end(f"differs: {progress} raised {type(error).__name__}: {error}")
-    finally:
-        os._exit = leave
+    def tell_and_keep(outcome):
+        so_far.outcomes.append(outcome)
+        tell(outcome, ranks)
 
-
-def _checked_as_rank(name, arguments, tell, all_end):
-    implementation = load(name)
-    if started_with_others() and not implementation.per_rank:
-        raise EPValueError(
-            f"{name} has the whole world in one process (per_rank is False), and several were "
-            "started, which would all do the same: start it alone, or set per_rank = True"
-        )
-    ranks, timers = ranks_of(implementation, arguments.ranks, name), []
-
-    def give_up(case):
-        traceback.print_stack(sys._current_frames()[threading.main_thread().ident], -FRAMES)
-        all_end(f"case {case!r}: {progress} did not return within {arguments.timeout:g} s (--timeout)")
-
-    def begin(case):
-        end()
-        timers.append(threading.Timer(arguments.timeout, give_up, [case]))
-        timers[-1].daemon = True
-        timers[-1].start()
-
-    def end():
-        while timers:
-            timers.pop().cancel()
-
-    try:
-        report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell, begin=begin)
-    finally:
-        end()
+    faulthandler.enable(STDERR, all_threads=False)  # if it crashes
+    with guard(None, max(arguments.timeout, guarded.START_S)):
+        implementation = load(name)
+        if started_with_others() and not implementation.per_rank:
+            raise EPValueError(
+                f"{name} has the whole world in one process (per_rank is False), and several were "
+                "started, which would all do the same: start it alone, or set per_rank = True"
+            )
+        ranks = ranks_of(implementation, arguments.ranks, name)
+        so_far.n_ranks = ranks.size
+        begin(len(chosen(all_cases(implementation, ranks.size), arguments.only)))
+    report = check(implementation, ranks=ranks, only=arguments.only, name=name, tell=tell_and_keep, around=guard)
     ranks.close()  # not after an exception: it may wait for the other ranks
     return report
+
+
+def _first_to_fail():
+    """Whether no other rank on this host has failed before, so that one alone prints JSON. It holds a socket's name."""
+    _first_to_fail.holds = socket.socket(socket.AF_UNIX)
+    try:
+        _first_to_fail.holds.bind(f"\0epmoe check {os.getppid()}")
+    except OSError:
+        return False
+    return True

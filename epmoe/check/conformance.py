@@ -1,23 +1,23 @@
 """`check(implementation)`: compares every case that it serves with the reference. The report names the differences."""
 
-import sysconfig
 import textwrap
-import traceback
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from epmoe.check import compare, experts, hybrid, rows
 from epmoe.check.calls import WrongForm, progress
 from epmoe.check.cases import cases
 from epmoe.check.difference import Difference, of_all_ranks
+from epmoe.check.frames import where
 from epmoe.check.implementation import HybridImplementation, Implementation, not_served, whole
 from epmoe.check.ranks import ranks_of
 from epmoe_ref.config import MAX_EXPERTS
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 MOST_RANKS = MAX_EXPERTS // 3
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
 SHOWN = 4  # differences of a case that the report prints
 RUNS = 2  # of each case, each time on a new object
+CAUGHT = Exception, SystemExit  # what an implementation may raise
 AGAIN = (
     "the case's first run was equal, a second one on a new object is not: something is left over (a global, "
     "memory that is not initialised), or there is a race"
@@ -26,21 +26,28 @@ AGAIN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one case: its differences (none: it passed), or why it was not run. Also names the reference's
-    arrays that were not compared because the implementation did not return them."""
+    """The outcome of one case: its differences (none: it passed), or why it is not served or was not run. Also names
+    the reference's arrays that were not compared because the implementation did not return them."""
 
     case: str
     differences: tuple = ()
     not_served: str | None = None
     not_given: frozenset = frozenset()
+    not_run: str | None = None
+
+    @property
+    def state(self):
+        """Its state in a word or two, for people and for JSON."""
+        states = {"not served": self.not_served, "not run": self.not_run, "differs": self.differences, "ok": True}
+        return next(state for state, holds in states.items() if holds)
 
     def record(self):
-        """The same as a dict that JSON can hold: case, state ("ok", "differs", "not served"), and why."""
-        state = "not served" if self.not_served else "differs" if self.differences else "ok"
+        """The same as a dict that JSON can hold: case, state, and why."""
         return {
             "case": self.case,
-            "state": state,
+            "state": self.state,
             "not_served": self.not_served,
+            "not_run": self.not_run,
             "not_given": sorted(self.not_given),
             "differences": [d.record() for d in self.differences],
         }
@@ -52,10 +59,9 @@ class Outcome:
         return cls(record["case"], differences, record["not_served"], frozenset(record["not_given"]))
 
     def __str__(self):
-        if self.not_served:
-            return f"not served  {self.case}: {self.not_served}"
         if not self.differences:
-            return f"ok          {self.case}"
+            why = self.not_served or self.not_run
+            return f"{self.state:12}{self.case}" + (f": {why}" if why else "")
         return f"DIFFERS     {self.case}\n" + textwrap.indent(compare.report(self.differences, SHOWN), "  ")
 
 
@@ -68,9 +74,20 @@ class Report:
     outcomes: list = field(default_factory=list)
 
     @property
-    def run(self):
+    def served(self):
         """Outcomes of the cases that it serves."""
         return [o for o in self.outcomes if not o.not_served]
+
+    @property
+    def run(self):
+        """Outcomes of the cases that were run."""
+        return [o for o in self.served if not o.not_run]
+
+    @property
+    def made(self):
+        """Whether `make` returned in some case that was run."""
+        first = [o.differences[0] if o.differences else None for o in self.run]
+        return not first or any(not d or d.what != "make" or not d.says.startswith("raised ") for d in first)
 
     @property
     def failed(self):
@@ -90,11 +107,16 @@ class Report:
     @property
     def verdict(self):
         """The last line of the report: PASS or FAIL, and for how many cases."""
-        served = f"{len(self.run)} of {len(self.outcomes)} cases served, {self.n_ranks} rank{'s' * (self.n_ranks != 1)}"
+        n_served = len(self.served)
+        served = f"{n_served} of {len(self.outcomes)} cases served, {self.n_ranks} rank{'s' * (self.n_ranks != 1)}"
         if not self.run:
             return f"FAIL {self.name}: no case was run ({served})"
+        if not self.made:
+            return f"FAIL {self.name}: it cannot be made, so nothing was compared ({served})"
         if self.failed:
-            return f"FAIL {self.name}: {len(self.failed)} of {len(self.run)} cases differ from the reference ({served})"
+            rest = f", {n_served - len(self.run)} not run" if n_served > len(self.run) else ""
+            differ = f"{len(self.failed)} of {n_served} cases differ from the reference{rest}"
+            return f"FAIL {self.name}: {differ} ({served})"
         missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
         return f"PASS {self.name}: equal to the reference ({served}{missing})"
 
@@ -113,23 +135,22 @@ class Report:
         return "\n".join([*map(str, self.outcomes), self.verdict])
 
 
-def check(implementation, *, n_ranks=4, ranks=None, only="", name=None, tell=None, begin=None):
+def check(implementation, *, n_ranks=None, ranks=None, only="", name=None, tell=None, around=None):
     """Compares an implementation with the reference.
 
     implementation: a class derived from Implementation, RowsImplementation or HybridImplementation.
-    n_ranks: size of the world; with per_rank it is the number of processes. ranks: the result of `ranks_of`, if already
-    known. only: runs the case of this name, else those whose name contains it. name: the implementation's name in the
-    report; default: the class's. begin: called with the name of each case before it runs. tell: called with each
-    Outcome. Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case,
+    n_ranks: size of the world; default 4, with per_rank the number of processes. ranks: the result of `ranks_of`, if
+    already known. only: runs the case of this name, else those whose name contains it. name: the implementation's name
+    in the report; default: the class's. around: returns the context in which a case of this name runs. tell: called with
+    each Outcome. Returns a Report, the same on all ranks. An exception of the implementation is a difference of its case,
     but with per_rank it is raised. Errors: UnavailableError if per_rank finds no ranks, or if `make` raises it.
     """
     whole(implementation, getattr(implementation, "__name__", repr(implementation)))
     ranks = ranks or ranks_of(implementation, n_ranks)
     report = Report(name or implementation.__name__, ranks.size)
     for case, reason, run in chosen(all_cases(implementation, ranks.size), only):
-        if begin:
-            begin(case.name)
-        report.outcomes.append(outcome(implementation, case, reason, run, ranks))
+        with around(case.name) if around else nullcontext():
+            report.outcomes.append(outcome(implementation, case, reason, run, ranks))
         if tell:
             tell(report.outcomes[-1])
     return report
@@ -176,21 +197,16 @@ def outcome(implementation, case, reason, run, ranks):
 def _guarded(implementation, case, run, ranks, not_given):
     try:
         return run(implementation, case, ranks, not_given)
-    except (Exception, SystemExit) as error:
+    except CAUGHT as error:
         if isinstance(error, UnavailableError) and progress.call == "make":
             raise
         if implementation.per_rank:
             if isinstance(error, SystemExit):
-                raise RuntimeError(f"the implementation ended the process: sys.exit({error.code})") from error
+                says = f"the implementation ended the process: sys.exit({error.code})"
+                raise RuntimeError(says).with_traceback(error.__traceback__) from error
             raise
         if isinstance(error, WrongForm):
             return [error.difference]
-        says = f"raised {type(error).__name__}: {error}{_where(error)}"
+        called = implementation.__init__ if progress.call == "make" else getattr(implementation, progress.call, None)
+        says = f"raised {type(error).__name__}: {error}{where(error, called)}"
         return [Difference(progress.call or "call", says, round=progress.round)]
-
-
-def _where(error):
-    """The innermost line outside installed libraries: the implementation's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(LIBRARIES) and not f.filename.startswith("<")]
-    return f" ({(own or frames)[-1].filename}:{(own or frames)[-1].lineno})"

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 from inspect import signature
 
+from epmoe.check.frames import where
 from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.errors import EPError, EPValueError
 
@@ -149,8 +150,8 @@ class HybridImplementation(_OfMegatron):
         raise NotImplementedError
 
 
-def load(name):
-    """The implementation that `module:Name` names. A short name is an adapter of epmoe.check.adapters."""
+def parts_of(name):
+    """(module, class) that `module:Class` or the short name of an adapter of epmoe.check.adapters names."""
     from epmoe.check.adapters import ADAPTERS
 
     module, _, attribute = ADAPTERS.get(name, name).partition(":")
@@ -160,6 +161,12 @@ def load(name):
             f"{name!r} must be module:Class (a module's name, no path), or one of {', '.join(ADAPTERS)}"
             + "".join(f"; did you mean {n}?" for n in near)
         )
+    return module, attribute
+
+
+def load(name):
+    """The implementation that a name names (see parts_of)."""
+    module, attribute = parts_of(name)
     try:
         found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
@@ -179,7 +186,7 @@ def load(name):
                 f"module {module!r} has no {attribute!r}; its classes: "
                 + (", ".join(_classes_of(sys.modules[module])) or "none")
             ) from None
-        raise EPValueError(f"importing {module} raised {type(error).__name__}: {error}") from error
+        raise EPValueError(f"importing {module} raised {type(error).__name__}: {error}{where(error)}") from error
     return whole(found, name)
 
 
@@ -207,7 +214,8 @@ def whole(found, name):
     _refuse_hidden(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
-            if issubclass(found, layout) and getattr(found, call) is getattr(layout, call) and not halves:
+            own = getattr(found, call)
+            if issubclass(found, layout) and not halves and (own is getattr(layout, call) or not callable(own)):
                 raise EPValueError(
                     f"{name} has no method {call}{signature(getattr(layout, call))}: what it is given "
                     f"and returns, help(epmoe.check.{layout.__name__}.{call}) says"

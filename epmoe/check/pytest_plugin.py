@@ -1,13 +1,14 @@
 """pytest plugin: `pytest --epmoe-check module:Class` adds one test for each case of epmoe.check.
 
 The ini option `epmoe_check` (one name a line) does the same for every run of a project's tests. Cases that the
-implementation does not serve are left out. A failure prints what differs, not a traceback. The cases run in a separate
-process with a time limit, as in `epmoe check`; with one rank a process they run in this one, without a limit.
+implementation does not serve are skipped. A failure prints what differs, not a traceback. The cases run in a separate
+process with a time limit, as in `epmoe check`. With one rank a process they run in this one, and a hang or an exception
+ends all ranks.
 """
 
 import pytest
 
-DEFAULTS = {"--epmoe-ranks": 4, "--epmoe-timeout": 120.0}
+DEFAULTS = {"--epmoe-ranks": None, "--epmoe-timeout": 120.0}
 
 
 def pytest_addoption(parser):
@@ -69,29 +70,42 @@ def _tests(session, name, n_ranks, timeout):
             f"{found[0][1]}), so nothing would be compared"
         )
     if implementation.per_rank:
-        cases = _InThisProcess(implementation, found, ranks)
+        cases = _InThisProcess(name, implementation, found, ranks, timeout, session.config)
     else:
-        cases = _InAnotherProcess(name, n_ranks, timeout)
-    for case, reason, _ in found:
-        if reason is None:
-            yield Conformance.from_parent(session, name=f"{name}[{case.name}]", case=case.name, cases=cases)
+        cases = _InAnotherProcess(name, ranks, timeout)
+    parent = Implementations.from_parent(session, name="epmoe-check", nodeid="epmoe-check")
+    for case, _, _ in found:
+        yield Conformance.from_parent(parent, name=f"{name}[{case.name}]", case=case.name, cases=cases)
+
+
+class Implementations(pytest.Collector):
+    """The parent of all cases, whose name is theirs in reports and JUnit files."""
+
+    def collect(self):
+        """Nothing: the options name the cases."""
+        return []
 
 
 class _InThisProcess:
-    def __init__(self, implementation, found, ranks):
-        self._found = {case.name: (implementation, case, None, run, ranks) for case, _, run in found}
+    def __init__(self, name, implementation, found, ranks, timeout, config):
+        self.name, self.ranks, self._timeout, self._config = name, ranks, timeout, config
+        self._found = {case.name: (implementation, case, reason, run, ranks) for case, reason, run in found}
 
     def outcome(self, case, items):
+        from epmoe.check import guarded
         from epmoe.check.conformance import outcome
 
-        return outcome(*self._found[case])
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        shown = capture and (lambda difference: capture.suspend_global_capture(in_=True))
+        with guarded.as_rank(self.name, case, self._timeout, "--epmoe-timeout", shown):
+            return outcome(*self._found[case])
 
 
 class _InAnotherProcess:
     """The outcomes of the selected cases of one implementation, which one process runs one after another."""
 
-    def __init__(self, name, n_ranks, timeout):
-        self._name, self._n_ranks, self._timeout, self._cannot = name, n_ranks, timeout, ""
+    def __init__(self, name, ranks, timeout):
+        self.name, self.ranks, self._timeout, self._cannot = name, ranks, timeout, ""
         # a generator of outcomes, and {case: Outcome} of tests that come later
         self._running, self._known = None, {}
 
@@ -107,7 +121,7 @@ class _InAnotherProcess:
             try:
                 found = next(self._running, None)
             except EPError as error:
-                self._cannot = f"{self._name} cannot be run: {error}"
+                self._cannot = f"{self.name} cannot be run: {error}"
                 continue
             if found is None:
                 self._begin([case])  # it runs a second time
@@ -119,7 +133,7 @@ class _InAnotherProcess:
         from epmoe.check import guarded
         from epmoe.check.conformance import Report
 
-        report = Report(self._name, self._n_ranks)
+        report = Report(self.name, self.ranks.size)
         self._running = guarded.outcomes(report, cases, self._timeout, timeout_option="--epmoe-timeout")
 
 
@@ -131,11 +145,15 @@ class Conformance(pytest.Item):
         self.case, self.cases = case, cases
 
     def runtest(self):
+        from epmoe.check.compare import report
+        from epmoe.check.conformance import SHOWN
+
         result = self.cases.outcome(self.case, self.session.items)
-        if result.not_served:
-            pytest.skip(result.not_served)
+        if result.not_served or result.not_run:
+            pytest.skip(result.not_served or result.not_run)
         if result.differences:
-            raise Differs(str(result))
+            again = self.cases.ranks.again(self.cases.name, self.case)
+            raise Differs(f"{report(result.differences, SHOWN)}\nagain: {again}")
 
     def repr_failure(self, excinfo, style=None):
         if isinstance(excinfo.value, Differs):

@@ -5,14 +5,16 @@ verdict.
 """
 
 import os
+import shlex
 import sys
 from functools import lru_cache
 
 import numpy as np
 
 from epmoe.worlds import launcher
-from epmoe_ref.errors import UnavailableError
+from epmoe_ref.errors import EPValueError, UnavailableError
 
+N_RANKS = 4  # of a world in one process, by default
 TIMEOUT_S = 1800  # seconds for all ranks to arrive: some compile while others wait
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
@@ -28,6 +30,10 @@ class WholeWorld:
         """[value]: there is one process."""
         return [value]
 
+    def again(self, name, case):
+        """The command that runs this case again."""
+        return f"epmoe check {name} --only {shlex.quote(case)} --ranks {self.size}"
+
     def close(self):
         """Nothing to leave."""
 
@@ -42,6 +48,12 @@ class OneRank:
         """The values of all ranks, plain data, on all ranks; collective."""
         return self._exchange.gather("telling", value, TIMEOUT_S)
 
+    def again(self, name, case):
+        """The command that runs this case again."""
+        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        launcher = f"torchrun --nproc-per-node {self.size}" if torchrun else f"mpirun -n {self.size} python -m mpi4py"
+        return f"{launcher} -m epmoe check {name} --only {shlex.quote(case)}"
+
     def close(self):
         """Leave torch's process group, as torch requires, if there is one. MPI ends with the process."""
         if "torch.distributed" in sys.modules:
@@ -53,11 +65,17 @@ class OneRank:
 def ranks_of(implementation, n_ranks, name=None):
     """The ranks that this process runs: all n_ranks of them, or its own with one rank a process.
 
-    name: the implementation's name in messages; default: the class's.
+    n_ranks: None: 4, or as many as there are processes. name: the implementation's name in messages; default: the class's.
     """
     if implementation.per_rank:
-        return this_rank(name or implementation.__name__)
-    return WholeWorld(n_ranks)
+        ranks = this_rank(name or implementation.__name__)
+        if n_ranks not in (None, ranks.size):
+            raise EPValueError(
+                f"{n_ranks} ranks are wanted, and {ranks.size} processes were started, each of them a rank: leave the "
+                "number of ranks out, or start as many"
+            )
+        return ranks
+    return WholeWorld(N_RANKS if n_ranks is None else n_ranks)
 
 
 def started_by_mpirun():

@@ -62,6 +62,37 @@ class SecondWorldIsWrong(NumpyWorld):
         return [o * np.array(2, o.dtype) for o in out] if self.wrong else out
 
 
+class Interrupts(NumpyWorld):
+    def dispatch(self, input_tokens, topk_ids, **options):
+        raise KeyboardInterrupt
+
+
+class ReadsStdin(NumpyWorld):
+    def dispatch(self, input_tokens, topk_ids, **options):
+        input()
+
+
+class TakesNothing(NumpyWorld):
+    def dispatch(self):
+        """Not even the tokens."""
+
+
+class CallsTheEpilogue(NumpyWorld):
+    options = ("epilogue",)
+
+    def combine(self, expert_outputs, dispatched, router_weights, epilogue=None, epilogue_args=None):
+        epilogue(0, 0, 0.0)
+
+
+class NoCombine(NumpyWorld):
+    combine = None
+
+
+class NeverMade(NumpyWorld):
+    def __init__(self, cfg):
+        raise RuntimeError("no driver")
+
+
 class NoGpu(NumpyWorld):
     def __init__(self, cfg):
         raise UnavailableError("there is no GPU")
@@ -139,6 +170,11 @@ class RaisingRank(OneRank):
 
     def close(self):
         COMM.Barrier()
+
+
+class CrashingRank(OneRank):
+    def dispatch(self, input_tokens, topk_ids, **options):
+        os.abort() if COMM.rank == 1 else COMM.Barrier()
 
 
 class LeavingRank(OneRank):

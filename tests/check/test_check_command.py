@@ -97,12 +97,13 @@ def test_a_name_of_no_implementation_is_refused_in_a_line(name, words):
     [
         ("per_rank_worlds:OneRank", "per_rank_worlds:OneRank has one rank a process: start it with `torchrun"),
         ("reference --ranks 2147483648", "must be at most 21845"),
+        ("numpy_world:NumpyWorld kernelz --only 'one slot'", "'kernelz' must be module:Class"),
     ],
 )
 def test_what_cannot_be_run_exits_with_2(arguments, words, told):
     result = told(f"check {arguments}")
     assert result.returncode == 2
-    assert words in result.stderr and "Traceback" not in result.stderr
+    assert words in result.stderr and "Traceback" not in result.stderr and not result.stdout
 
 
 def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
@@ -168,6 +169,7 @@ def test_one_rank_a_process(name, code, verdict):
     assert result.stdout.count(verdict) == 1
     if code:
         assert "rank 1" in result.stdout and "the weights are applied twice" in result.stdout
+        assert f"  again: mpirun -n 2 python -m mpi4py -m epmoe check per_rank_worlds:{name} --only " in result.stdout
 
 
 @pytest.mark.nightly
@@ -182,15 +184,23 @@ def test_the_kernels_of_a_check_over_processes_are_known_beforehand(tonight):
 
 
 def test_without_a_name_this_projects_kernels_are_checked(told):
-    result = told("check --ranks 1 --only 'no tokens' --quiet")
+    result = told("check --ranks 1 --only 'no tokens'")
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "checking kernels (1 of 4): 1 case; your own: epmoe check module:Class\n" in result.stdout
+    assert "checking hybrid (4 of 4): 1 case\n" in result.stdout
     assert re.findall(r"^PASS (\w+): equal", result.stdout, re.M) == ["kernels", "fused_kernels", "hybrid"]
 
 
-def test_a_whole_world_is_refused_under_mpirun():
-    result = run_ranks("check reference --only uneven")
-    assert result.returncode == 2 and result.stdout == ""
-    assert "reference has the whole world in one process (per_rank is False)" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("reference", "reference has the whole world in one process (per_rank is False)"),
+        ("per_rank_worlds:OneRank --ranks 3", "3 ranks are wanted, and 2 processes were started"),
+    ],
+)
+def test_another_world_is_refused_under_mpirun(arguments, words):
+    result = run_ranks(f"check {arguments} --only uneven")
+    assert result.returncode == 2 and result.stdout == "" and words in result.stderr
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@ import hostile_worlds
 import pytest
 from test_check_command import run_ranks
 
-from epmoe.check import check
+from epmoe.check import check, guarded
 from epmoe.check.implementation import load, whole
 from epmoe_ref.errors import EPValueError
 
@@ -16,12 +16,17 @@ from epmoe_ref.errors import EPValueError
     [
         ("Exits", "dispatch raised SystemExit: 0"),
         ("LeavesAtOnce", "ended the process with exit status 0"),
-        ("Crashes", "combine of round 1 crashed the process: signal 6 (SIGABRT)"),
+        ("Crashes", "combine crashed the process: signal 6 (SIGABRT)"),
+        ("Interrupts", "dispatch raised KeyboardInterrupt: "),
+        ("ReadsStdin", "dispatch raised EOFError: EOF when reading a line"),
+        ("TakesNothing", f"but 3 were given ({hostile_worlds.__file__}:"),
+        ("CallsTheEpilogue", f"arguments: 'scale' and 'bias' ({hostile_worlds.__file__}:"),
     ],
 )
 @pytest.mark.by_day(1)
 def test_one_that_ends_the_process_differs(name, says, told):
-    result = told(f"check hostile_worlds:{name} --ranks 2 --only 'one slot' --quiet")
+    case = "an epilogue" if name == "CallsTheEpilogue" else "one slot"
+    result = told(f"check hostile_worlds:{name} --ranks 2 --only '{case}' --quiet")
     assert result.returncode == 1 and says in result.stdout, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1].startswith(f"FAIL hostile_worlds:{name}: ")
 
@@ -35,30 +40,40 @@ def test_one_that_hangs_in_a_case_is_told_so_and_the_other_cases_run(told):
     differences = [d for case in record["cases"] for d in case["differences"]]
     says, *stack = differences[0]["says"].splitlines()
     assert len(differences) == 1 and says == "did not return within 3 s (--timeout)"
-    assert differences[0]["what"] == "combine of round 1" and "in combine" in stack[0]
+    assert (differences[0]["what"], differences[0]["round"]) == ("combine", 1) and "in combine" in stack[0]
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("HangingRank", "'one slot': dispatch of round 1 did not return within 2 s (--timeout)"),
-        ("RaisingRank", "rank 1: differs: combine of round 1 raised ValueError: no memory left; all ranks end"),
+        ("RaisingRank", "combine of round 1 raised ValueError: no memory left; all ranks end\nrank 1:   at File"),
         ("LeavingRank", "raised RuntimeError: the implementation ended the process: sys.exit(0)"),
-        ("RankThatLeavesAtOnce", "differs: it ended the process: os._exit(0); all ranks end"),
+        ("RankThatLeavesAtOnce", "dispatch of round 1 ended the process: os._exit(0); all ranks end"),
     ],
 )
 @pytest.mark.by_day(2)
 def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
-    result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 2")
-    ends = (1, 1 | 9)  # MPICH combines the statuses of all ranks, at times with 9 (SIGKILL) of a rank that it ended
-    assert result.returncode in ends and says in result.stderr and "PASS" not in result.stdout, result.stderr
+    result = run_ranks(f"check hostile_worlds:{name} --only 'one slot' --timeout 2 --json")
+    assert result.returncode == 1 and says in result.stderr, result.stderr
+    assert f'  at File "{hostile_worlds.__file__}", line ' in result.stderr
+    (case,) = json.loads(result.stdout)["implementations"][0]["cases"]
+    (difference,) = case["differences"]
+    assert case["case"] == "one slot" and difference["round"] == 1
+    assert f"rank {difference['rank']}: epmoe check: hostile_worlds:{name}: " in result.stderr
+
+
+def test_a_rank_that_crashes_shows_its_stack():
+    result = run_ranks("check hostile_worlds:CrashingRank --only 'one slot'")
+    assert result.returncode and "PASS" not in result.stdout and " in rank 1\n" in result.stderr
+    assert f'  File "{hostile_worlds.__file__}", line ' in result.stderr
 
 
 @pytest.mark.nightly
 def test_one_that_hangs_always_is_given_up(told):
     result = told("check hostile_worlds:HangsAlways --ranks 2 --timeout 0.5 --quiet")
     verdict = result.stdout.splitlines()[-1]
-    assert result.returncode == 1 and verdict.startswith("FAIL hostile_worlds:HangsAlways: 3 of 3"), result.stdout
+    assert result.returncode == 1 and "3 of 22 cases differ from the reference, 19 not run (22 of 49" in verdict
 
 
 def one_case(implementation, only="uneven ranks"):
@@ -100,6 +115,7 @@ def test_counts_are_compared_as_they_are(name, says):
         ("NoTuple", "must be a tuple or set of names"),
         ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
         ("OddHidden", "OddHidden.hidden = 100 must be a multiple of 256"),
+        ("NoCombine", "NoCombine has no method combine(self, "),
         ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32"),
     ],
 )
@@ -110,8 +126,17 @@ def test_names_that_there_are_not_are_refused(name, says):
 
 
 def test_one_that_cannot_be_made_here_cannot_be_run(told):
-    result = told("check hostile_worlds:NoGpu --ranks 2")
+    result = told("check hostile_worlds:NoGpu --ranks 2 --quiet")
     assert (result.returncode, result.stdout) == (2, "") and "there is no GPU" in result.stderr
+    result = told("check hostile_worlds:NeverMade --ranks 2 --quiet")
+    assert result.returncode == 2 and "make raised RuntimeError: no driver" in result.stdout
+    assert "FAIL hostile_worlds:NeverMade: it cannot be made, so nothing was compared (22 of 49" in result.stdout
+
+
+def test_a_long_import_is_told(told, monkeypatch):
+    monkeypatch.setattr(guarded, "SILENT_S", 0)
+    result = told("check numpy_world:NumpyWorld --only 'one slot' --quiet")
+    assert result.returncode == 0 and "numpy_world:NumpyWorld: still importing or compiling after 0 s" in result.stderr
 
 
 def test_serving_no_case_is_no_pass(told, run_pytest):
@@ -127,6 +152,7 @@ def test_serving_no_case_is_no_pass(told, run_pytest):
         ("import no_such_library\n", "needs a module 'no_such_library'"),
         ("raise SystemExit(0)\n", "raised SystemExit"),
         ("x = 1 +\n", "raised SyntaxError"),
+        ("x = 1\nx.y\n", "broken_module.py:2)"),
     ],
 )
 def test_a_module_that_fails_while_it_is_imported_cannot_be_run(module, says, tmp_path, monkeypatch):
