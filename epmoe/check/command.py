@@ -139,8 +139,6 @@ def _check(number, names, arguments, said, records):
 
     try:
         if started_as_rank():
-            # a crash prints the names of functions, nothing else
-            _as_rank.__code__ = _as_rank.__code__.replace(co_name=f"rank {process_number()}")
             report = _as_rank(name, arguments, tell, begin, records)
         else:
             ranks, output = WholeWorld(arguments.ranks or N_RANKS), STDERR if arguments.json else None

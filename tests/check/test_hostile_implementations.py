@@ -65,7 +65,7 @@ def test_ranks_in_processes_that_hang_or_leave_differ(name, says):
 
 def test_a_rank_that_crashes_shows_its_stack():
     result = run_ranks("check hostile_worlds:CrashingRank --only 'one slot'")
-    assert result.returncode and "PASS" not in result.stdout and " in rank 1\n" in result.stderr
+    assert result.returncode and "PASS" not in result.stdout
     assert f'  File "{hostile_worlds.__file__}", line ' in result.stderr
 
 
