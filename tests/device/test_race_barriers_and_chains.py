@@ -42,14 +42,14 @@ def test_barriers_order_the_lanes_of_a_warp(name):
 @pytest.mark.parametrize("name", DOES_NOT)
 def test_shuffles_and_votes_do_not(name):
     race = first_race(neighbours(DOES_NOT[name], 1), block=64)
-    assert "both are in one warp: a syncwarp is missing between the two" in race
+    assert "both are in one warp, and nothing orders them: a syncwarp or syncthreads between them would" in race
 
 
 @pytest.mark.parametrize("name", ORDERS_WARP)
 def test_only_block_barriers_order_warps(name):
     race = first_race(neighbours(ORDERS_WARP[name], 32), block=64)
     if name == "syncwarp":
-        assert "both are in one block: a syncthreads is missing between the two" in race
+        assert "both are in one block, and nothing orders them: a syncthreads between them would" in race
     else:
         assert race is None
 
@@ -65,7 +65,7 @@ def test_block_barriers_do_not_order_blocks():
 
     race = first_race(two_blocks, grid=2)
     assert "data[thread" in race
-    assert "the second access's thread has acquired nothing from the first one's launch" in race
+    assert "the second access's thread has acquired nothing from the first one's block" in race
 
 
 def race_of_last_block(order, before=syncthreads, after=syncthreads):

@@ -130,7 +130,7 @@ def test_a_correct_side_is_silent_and_its_rows_arrive(side):
     [
         (dict(global_fence=nothing), "fence_proxy_async is missing between the two"),
         (dict(init_fence=nothing, global_fence=nothing), "fence_proxy_async is missing between the two"),
-        (dict(reuse_barrier=nothing), "syncthreads is missing between the two"),
+        (dict(reuse_barrier=nothing), "nothing orders them: a syncthreads between them would"),
     ],
     ids=["global fence", "both fences", "barrier before the next round"],
 )

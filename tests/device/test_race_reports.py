@@ -44,7 +44,7 @@ def test_a_report_word_for_word():
         "     by rank 0 block 0 warp 0 lane 5 of relaxed_signal #1\n"
         f"  2. read  {read} load_i32\n"
         "     by rank 0 block 1 warp 1 lane 8 of relaxed_signal #1\n"
-        "  the second access's thread has acquired nothing from the first one's launch\n"
+        "  the second access's thread has acquired nothing from the first one's block\n"
         f"  did not synchronise: {signal} st_relaxed_gpu_i32 -> {wait} ld_acquire_gpu_i32 (called from {call}): "
         "the write is relaxed"
     )

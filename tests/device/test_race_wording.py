@@ -133,6 +133,11 @@ def test_a_missing_barrier_is_told_with_the_release_that_it_should_precede():
         assert text.endswith("a syncwarp or syncthreads is missing before its release, %s st_release_gpu_i32" % told)
 
 
+def test_two_lanes_that_write_at_one_line_need_no_barrier():
+    race = first_race(kernel()(lambda params, num_tokens, my_rank: store_i32(params, 1)))
+    assert race.endswith("both are in one warp, and both write here: only one of them should, or use an atomic")
+
+
 def test_adds_that_count_for_several_are_not_blamed():
     """Two blocks count with releasing adds: that neither acquires the other's is no mistake."""
 

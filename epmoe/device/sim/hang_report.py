@@ -14,7 +14,7 @@ def text(why, scheduler):
     for key in sorted(threads):
         kind, rank, block, where, what = key
         blocks.setdefault((kind, rank, ranges("thread", threads[key]), where, what), []).append(block)
-    lines = ["%s, and nothing can change that:" % why if why == "every thread waits" else why + ":"]
+    lines = [why + ":"]
     for kind in (False, True):
         table = [place for place in blocks if place[0] == kind]
         for place in table[:24]:
@@ -51,15 +51,15 @@ def waits_for(t, scheduler):
         for address, value, code, place in looks
     )
     if t in t.block.arrived:
-        return "waits at syncthreads for %d of %d threads%s" % (t.block.live - len(t.block.arrived), t.block.live, loop)
+        return at_barrier("syncthreads", t.block.live - len(t.block.arrived), t.block.live, "threads") + loop
     if t in t.warp.waiting:
-        return "waits at %s for %d of %d lanes of its warp%s" % (
-            t.warp.kind,
-            t.warp.live - t.warp.count,
-            t.warp.live,
-            loop,
-        )
+        return at_barrier(t.warp.kind, t.warp.live - t.warp.count, t.warp.live, "lanes of its warp") + loop
     return "runs" + loop
+
+
+def at_barrier(word, n, live, noun):
+    """ "waits at syncthreads, 1 of 64 threads has not come"."""
+    return "waits at %s, %d of %d %s %s not come" % (word, n, live, noun, "has" if n == 1 else "have")
 
 
 def number(value):

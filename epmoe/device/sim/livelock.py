@@ -153,9 +153,9 @@ def look(scheduler):
         if scheduler.let_time_pass():
             watch.begins, watch.notes, scheduler.next_look = steps, {}, steps + LENGTH
         else:
-            why = f"no word that a waiting thread looks at has changed in {steps - scheduler.stirred} operations"
+            why = f"no word that a waiting thread looks at has changed in {steps - scheduler.stirred:,} operations"
     elif verdict and quiet > LONG:
-        why = f"{quiet} operations without a barrier, a wake-up or a thread's end, and none that is new"
+        why = f"{quiet:,} operations, and the same ones repeat"
     else:
         scheduler.next_look = steps + (steps - watch.begins)
     if why:

@@ -67,7 +67,7 @@ def text(detector, first, second, span, kind):
         line(2, second),
     ]
     out += ["  " + reason for reason in missing(detector, first, second, kind)]
-    if kind is None:  # otherwise everything that could synchronise did
+    if kind is None and not (first[2] and second[2]):  # otherwise no synchronisation is missing
         pairs = closest(detector, first, second)
         out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why in pairs]
         if not pairs:
@@ -165,8 +165,10 @@ def missing(detector, first, second, kind):
         ]
     mates = t.block.actors
     if u.block is t.block:
-        name = "syncwarp" if same_warp(u, t) else "syncthreads"
-        return ["both are in one %s: a %s is missing between the two" % ("warp" if same_warp(u, t) else "block", name)]
+        group, name = ("warp", "syncwarp or syncthreads") if same_warp(u, t) else ("block", "syncthreads")
+        if first[5] and second[5] and first[7:9] == second[7:9]:
+            return ["both are in one %s, and both write here: only one of them should, or use an atomic" % group]
+        return ["both are in one %s, and nothing orders them: a %s between them would" % (group, name)]
     informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
     if informed is not None:
         return [
@@ -199,7 +201,8 @@ def missing(detector, first, second, kind):
             "the second access is ordered after another block of the first access's launch (block %d): no release "
             "and acquire lead from the first access's block to the second access" % block
         ]
-    return ["the second access's thread has acquired nothing from the first one's launch"]
+    of = "block" if u.launch is t.launch else "launch"
+    return ["the second access's thread has acquired nothing from the first one's %s" % of]
 
 
 def releases(detector):

@@ -241,7 +241,7 @@ class Scheduler:
             if self.spinners and self.let_time_pass():
                 self.looks = 0
             else:
-                self.hang("every thread waits")
+                self.hang("every thread waits or has ended, and nothing can change that")
         if self.real_time:  # another process may write these words: no proof, only timeouts
             self.quiet_since = self.steps
             self.real_time.let_others_run()
