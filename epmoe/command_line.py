@@ -97,13 +97,14 @@ def _whole(text, least):
 
 def number_of_one(parser, files, what):
     """The argument of a command that tells one of these numbered files; without it the command lists what there is."""
+
+    def number(word):
+        if word not in map(str, files):
+            raise argparse.ArgumentTypeError(f"{word} is none of the {what}: N is 1 to {max(files)}")
+        return int(word)
+
     parser.add_argument(
-        "number",
-        nargs="?",
-        type=int,
-        choices=sorted(files),
-        metavar="N",
-        help=f"1 to {max(files)}; without it the {what} are listed",
+        "number", nargs="?", type=number, metavar="N", help=f"1 to {max(files)}; without it the {what} are listed"
     )
 
 

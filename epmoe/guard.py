@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 # `python -m` without the working directory in the path, where a numpy.py may lie; as -P, which Python 3.10 lacks
 START = (
@@ -84,13 +85,20 @@ def how_it_ended(running):
 def child(run):
     """For the module that `process` starts: run(task, say), where say(value) reports to the waiting process."""
     fd, task = int(sys.argv[1]), json.loads(sys.argv[2])
-    threading.Thread(target=_end_with_the_guard, args=[os.dup(0)], daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the code reads an empty stdin
+
+    def say(value):
+        os.write(fd, (json.dumps(value, default=int) + "\n").encode())
+
+    guard = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the code's input() finds an end
+    threading.Thread(target=_listen, args=(guard, say), daemon=True).start()
     sys.path.insert(0 if sys.argv[3] == "first" else len(sys.path), "")
-    run(task, lambda value: os.write(fd, (json.dumps(value, default=int) + "\n").encode()))
+    run(task, say)
 
 
-def _end_with_the_guard(stdin):
-    """End this process when the guard ends for any reason, which closes stdin."""
-    os.read(stdin, 1)
+def _listen(guard, say):
+    """Say where the main thread is at each byte from the guard. End this process when the guard ends for any reason."""
+    while os.read(guard, 1):
+        frame = sys._current_frames()[threading.main_thread().ident]
+        say(["at", [[f.f_code.co_filename, line] for f, line in traceback.walk_stack(frame)]])
     os._exit(3)

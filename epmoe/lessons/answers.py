@@ -1,6 +1,7 @@
 """Loads a student's file and calls its functions; explains every way in which that can fail."""
 
 import copy
+import re
 import traceback
 from pathlib import Path
 from shlex import quote
@@ -24,12 +25,17 @@ def load(file, number="N", command="lesson"):
         )
     if not path.is_file():
         raise EPValueError(f"{file} is not a file: name the one that --start wrote")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise EPValueError(f"{file} cannot be read: {error.strerror}") from None
     module = ModuleType("answer")
     module.__file__ = str(path)
     try:
-        exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        exec(compile(source, path, "exec"), vars(module))
     except SyntaxError as error:
-        raise Wrong(f"{path.name} line {error.lineno} is not Python: {error.msg}") from None
+        at = f" line {error.lineno}" if error.lineno else ""
+        raise Wrong(f"{path.name}{at} is not Python: {error.msg}") from None
     except (Exception, SystemExit) as error:
         raise Wrong(failed(path, error, "while the file was read")) from None
     return module
@@ -39,7 +45,9 @@ def function(answer, name):
     """The student's function of that name."""
     made = getattr(answer, name, None)
     if not callable(made):
-        raise Wrong(f"{Path(answer.__file__).name} has no function {name}: keep the name that --start wrote")
+        of = re.match(r"The exercises of lesson \d+", answer.__doc__ or "")
+        has = f"{Path(answer.__file__).name} has {f'{of[0].lower()}, and ' if of else ''}no function {name}"
+        raise Wrong(f"{has}: keep the name that --start wrote")
     return made
 
 

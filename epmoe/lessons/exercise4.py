@@ -1,5 +1,6 @@
 """Exercises of lesson 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
 
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -61,8 +62,9 @@ WARM_UP = Number(
 )
 STRETCH = Number(
     4,
-    "a release keeps what stands before it before it, an acquire what stands after it after it. Neither keeps an "
-    "earlier store before a later load of another place, so both may load 0. That takes a sequentially consistent fence.",
+    "earlier operations cannot move behind a release, and later ones cannot move ahead of an acquire. Neither stops an "
+    "earlier store from passing a later load of another place, so both may load 0. That takes a sequentially consistent "
+    "fence.",
     (
         (
             3,
@@ -104,10 +106,13 @@ def judge(answer):
     weaker = list(_weaker(Path(answer.__file__).name, source))
     for mutant in weaker:
         if not _fails(_parties_of(mutant.apply(source), answer.__file__)):
+            fenced = mutant.kind == "order" and "fence_" in inspect.getsource(getattr(answer, mutant.token.function))
+            ask = (
+                "The fence there orders it already." if fenced else "Who reads what is written there, and how far away?"
+            )
             raise Wrong(
                 f"nothing races, and the messages arrive; but something is stronger than it must be: line "
-                f"{mutant.token.line}, in {mutant.token.function}: {mutant.change} would do as well. Ask who reads "
-                "what is written there, and how far away it is."
+                f"{mutant.token.line}, in {mutant.token.function}: {mutant.change} would do as well. {ask}"
             )
     return (
         f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
@@ -148,17 +153,24 @@ def _each_alone(answer, send, signal, receive, read):
             "send counts its message before it has written it: whoever sees the count may read what was there "
             "before. Write first, count after."
         )
+    _, words = _alone(answer, lambda w: send(w.message, w.finished, 7))
+    if words.finished != 1:
+        raise Wrong(f"send has added {words.finished} to `finished`: it must add 1 when its message is written.")
+    given = []
+    _alone(answer, lambda w: given.append(read(w.finished, w.message)), finished=1)
+    if given == [None]:
+        raise Wrong("read returns None: it must return the message that it has loaded.")
 
 
 def _alone(answer, called, finished=0):
     """(ended, words) after one thread has called a function: ended is False if it waits, None if it went to `nowhere`."""
     machine = device.machine(1, seed=0)
     memory = machine.alloc(256, "memory", 0)
-    words = SimpleNamespace(finished=memory.address, flag=memory.address + 64, ready=memory.address + 128, nowhere=64)
+    places = {name: memory.address + 64 * i for i, name in enumerate(("finished", "flag", "ready", "message"))}
 
     @device.kernel
     def alone(params, num_tokens, my_rank):
-        called(words)
+        called(SimpleNamespace(**places, nowhere=64))
 
     ended = True
     try:

@@ -84,8 +84,6 @@ def _steps(got, rounds):
     for word in ("send", "wait"):
         n = sum(step.startswith(word) for step in steps)
         if n != rounds:
-            raise Wrong(
-                f"program({rounds}) has {n} times {word}; {rounds} rounds need {rounds}: each round is sent "
-                "once and waited for once"
-            )
+            times = f"{n} time{'s' * (n != 1)}"
+            raise Wrong(f"program({rounds}) {word}s {times}; it must {word} once per round, here {rounds}")
     return steps

@@ -5,7 +5,11 @@ The parts of an exercise are the warm-up (a number), the core (code) and the str
 or ["cannot", why] if there is no answer to judge.
 """
 
+import contextlib
+import os
+import sys
 import time
+from pathlib import Path
 
 from epmoe import guard
 from epmoe.lessons import exercise
@@ -25,7 +29,7 @@ def verdicts(number, file, output=None):
     read is the only part.
     """
     found = []
-    what, says = verdict_of(__name__, [number, file], PATIENCE_S, found.append, output=output)
+    what, says = verdict_of(__name__, dict(number=number, file=file), PATIENCE_S, found.append, output=output)
     if what == "wrong":
         found.append((IN_TURN[len(found)] if found else "the file", what, says))
     return sorted(map(tuple, found), key=lambda part: ("the file", *PARTS).index(part[0]))
@@ -34,9 +38,11 @@ def verdicts(number, file, output=None):
 def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
     """What `python -m module` says of its task in the end: ("right" or "wrong", words). how: as for guard.process.
 
-    It has START_S seconds to say ["begun", ""], before it reads the answer. It may say so again, or ["part", x] for
-    heard(x), and then has patience_s seconds more, but no more than in_all_s.
+    task: with the "file" of the answer. The module has START_S seconds to say ["begun", ""], before it reads the file.
+    It may say so again, or ["part", x] for heard(x), and then has patience_s seconds more, but no more than in_all_s.
     """
+    if sys.stderr.isatty() and "folder" not in how:  # of grading
+        print("judging ...", file=sys.stderr)
     end, patience = time.monotonic() + in_all_s, START_S
     with guard.process(module, task, **how) as (process, lines):
         for what, says in lines(lambda: min(patience, end - time.monotonic())):
@@ -48,13 +54,22 @@ def verdict_of(module, task, patience_s, heard=None, *, in_all_s=300, **how):
             elif what != "begun":
                 return what, says
         if process.late:
-            return ("wrong", f"it still runs after {patience_s} seconds: is there a loop that does not end?")
+            at = _where(process, lines, Path(task["file"]).name)
+            return "wrong", f"it still runs after {patience_s} seconds{at}: is there a loop that does not end?"
         return "wrong", f"the answer {guard.how_it_ended(process)}; it must return instead"
 
 
+def _where(process, lines, name):
+    """ ", at answer1.py line 12": where a process that is late runs the file of that name; "" if it does not say."""
+    with contextlib.suppress(OSError):
+        os.write(process.stdin.fileno(), b"?")
+    stacks = (says for what, says in lines(lambda: 1) if what == "at")
+    return next((f", at {name} line {n}" for stack in stacks for of, n in stack if Path(of).name == name), "")
+
+
 def run(task, say):
-    """Load and judge the answer of task, [number, file]."""
-    number, file = task
+    """Load and judge the answer of task, {"number", "file"}."""
+    number, file = task["number"], task["file"]
     try:
         with plain_simulator():
             questions = exercise(number)

@@ -31,7 +31,8 @@ def expert(e, rows):
 
 # There are five tokens. For each token the router has made two lists of
 # length top_k: the ids of its experts, all different, and a weight for each.
-# The position in these lists is called k.
+# The position in these lists is called k. A token with fewer experts has the
+# id -1 in the places that are left over; here no token has.
 
 x = rng.integers(-9, 10, (5, HIDDEN)).astype(float)
 topk_ids = np.array([[0, 2], [3, 2], [2, 1], [1, 3], [2, 0]])

@@ -211,7 +211,7 @@ with ExpertParallel(cfg, LocalWorld(2, seed=0), kernels="plain") as ep:
     after = [ep.region(name, 0) for name in sent]
 counts = np.bincount(ids[0].ravel(), minlength=4).reshape(2, 2).T
 for name, held in sent.items():
-    print(f"{name} of rank 0, local experts down, ranks across:", *held)
+    print(f"{name} of rank 0, local experts down, ranks across:\n{held}")
     assert (held.reshape(2, 2) == counts).all()
 assert not np.any(after)
 #

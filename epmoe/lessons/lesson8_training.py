@@ -153,9 +153,10 @@ print("rows a rank has received:", [len(r) for r in rows])
 # no routing of its own: it sends along the same ways, so it is cheaper than
 # the forward pass.
 #
-# Predict: Token 0 of rank 0 has experts 0 and 2, on two ranks. Token 1 has
-# experts 1 and 0, both on rank 0. The experts send back gradients of 1. What
-# do the two tokens get?
+# Predict: A token travels once to each rank that has one of its experts, and
+# each rank sends back one gradient for that row, here 1. Token 0 of rank 0
+# has experts 0 and 2, on two ranks. Token 1 has experts 1 and 0, both on rank
+# 0. What do the two tokens get?
 
 ones = [np.ones(r.shape, BF16) for r in rows]
 grad_x, _ = dispatch_backward(handle, ones, None)

@@ -63,6 +63,7 @@ if loop:
     for n in (1, 128, 4096):
         us = [shown("ExpertParallel", a, n) for a in ("same", "graph")]
         print(f"{n:6}{us[0]:>8}{us[1]:>8}")
+    print("*: on a slow CPU; -: not measured")
     one = [rows.get(("ExpertParallel", a, 1)) for a in ("same", "graph")]
     assert None in one or one[0]["us"] > 1.5 * one[1]["us"]
 else:
@@ -71,9 +72,10 @@ else:
 
 # With 1 token our calls keep the host busy for longer than the kernels take:
 # the host decides, unless a graph replays the kernels. With 128 tokens both
-# take about as long, and with 4096 the device decides. Any layer in between
-# (argument checks, autograd, results that the host waits for) takes more time
-# of the host. Here are all interfaces:
+# take about as long. The host has no more to do for 4096 tokens than for 1, so
+# there the device decides. Any layer in between (argument checks, autograd,
+# results that the host waits for) takes more time of the host. Here are all
+# interfaces:
 
 if loop:
     columns = "same", "new", "layers", "graph"
@@ -82,7 +84,6 @@ if loop:
     for name in dict.fromkeys(name for name, _, n in rows if n == 128):
         us = (shown(name, c, 128) for c in columns)
         print(f"{name:36}" + "".join(f"{text:>8}" for text in us))
-    print("*: on a slow CPU")
 
 # same: every pair gets the same arrays. new: every pair gets arrays that the
 # host has not seen before. layers: eight pairs in a row whose results are

@@ -24,10 +24,12 @@ class Number:
         """What is right about the answer's number of this name; raises Wrong."""
         given = getattr(answer, name, None)
         if given is None:
-            raise Wrong(f"{name} is not answered: put your number in the place of None.")
+            near = next((f", not {n}" for n in vars(answer) if n != name and n.upper() == name), "")
+            raise Wrong(f"{name} is not answered: write {name} = and your number{near}.")
         got = _as_float(given)
         if got is None:
-            raise Wrong(f"{name} must be a number, not {str(given)[:40]!r}")
+            comma = ": write a decimal point, not a comma" * (isinstance(given, tuple) and len(given) == 2)
+            raise Wrong(f"{name} must be a number, not {repr(given)[:40]}{comma}")
         if self._is(got, self.right):
             return f"{name} = {_shown(self.right)}: {self.because}"
         for number, says in self.looks:

@@ -85,6 +85,8 @@ WRONG = {
         ("red_add_release", "fence_acq_rel_gpu(); red_add_release", "would do as well"),
         ("st_release_sys_i32(flag, 1)", "pass", "this hangs"),
         ("load_i32(message)", "1", "rank 1 read [1, 1, 1]"),
+        ("    red_add_release_gpu_i32(finished, 1)\n", "", "send has added 0 to `finished`"),
+        ("return load_i32(message)", "load_i32(message)", "read returns None: it must return the message"),
         (
             "store_i32(message, value)\n    red_add_release_gpu_i32(finished, 1)",
             "red_add_release_gpu_i32(finished, 1)\n    store_i32(message, value)",
@@ -104,7 +106,10 @@ WRONG = {
         ),
         ("while ld_acquire_gpu_i32(ready) == 0:\n        pass", "pass", "read loads the message before"),
     ],
-    (4, right.CHAIN_OF_FENCES): [("fence_acq_rel_gpu()", "fence_acq_rel_sys()", "fence_acq_rel_gpu() would do")],
+    (4, right.CHAIN_OF_FENCES): [
+        ("fence_acq_rel_gpu()", "fence_acq_rel_sys()", "fence_acq_rel_gpu() would do"),
+        ("ld_relaxed_sys", "ld_acquire_sys", "The fence there orders it already"),
+    ],
     (5, right.TWO_BUFFERS): [
         ("i % 2", "i % 2 if rounds < 7 else 0", "with 2 ranks, program(7): "),
         ("i % 2", "i % 2 if rounds < 900 else 0", "with 2 ranks, program(1000): "),
@@ -112,7 +117,7 @@ WRONG = {
         ('[f"send {b}", f"wait {b}"]', '[f"wait {b}", f"send {b}"]', "nobody can go on"),
         ('f"wait {b}"', 'f"wait {1 - b}"', "nobody can go on"),
         ("i % 2", "i % 3", "there are two buffers"),
-        ("range(rounds)", "range(1)", "each round is sent once"),
+        ("range(rounds)", "range(1)", "program(2) sends 1 time; it must send once per round, here 2"),
     ],
     (5, right.BARRIERS): [('"wait 0", "barrier"', '"barrier", "wait 0"', "has not read yet")],
     (5, right.PREFETCHING): [
@@ -253,6 +258,8 @@ def test_every_exercise_has_right_and_wrong_answers():
     "source, says",
     [
         ("def row_offsets(counts)\n", "line 1 is not Python"),
+        ("# coding: none\n", "answer.py is not Python: unknown encoding"),
+        ('"""The exercises of lesson 2."""\nplace = 1', "the exercises of lesson 2, and no function row_offsets"),
         ("import nothing_like_it\n", "ModuleNotFoundError while the file was read"),
         ("x = 1\n", "has no function row_offsets"),
         ("def row_offsets(counts):\n    pass\n", "returns None"),
@@ -282,6 +289,8 @@ def test_numbers_are_judged(number, name):
         ("7", "must be a number"),
         (True, "must be a number"),
         (np.array([5, 6]), "must be a number"),
+        ([5], "must be a number, not [5]"),
+        ((1, 86), "must be a number, not (1, 86): write a decimal point, not a comma"),
         (10**400, "must be a number"),
     ):
         with pytest.raises(Wrong) as wrong:
@@ -366,10 +375,10 @@ def test_check_says_a_verdict_of_each_part(capsys, tmp_path):
     assert main(["lesson", "1", "--check", str(file)]) == 0
     told = capsys.readouterr().out
     assert [told.count(word) for word in ("RIGHT  ", "warm-up: ", "core: ", "stretch: ")] == [3, 1, 1, 1]
-    file = written(tmp_path, right.OFFSETS + "STRETCH = 2")
+    file = written(tmp_path, f"warm_up = 5\n{right.OFFSETS}\nSTRETCH = 2")
     assert main(["lesson", "1", "--check", str(file)]) == 1
     told = capsys.readouterr().out
-    assert "NOT YET  warm-up: WARM_UP is not answered" in told
+    assert "WARM_UP is not answered: write WARM_UP = and your number, not warm_up." in " ".join(told.split())
     assert "RIGHT    core: " in told and "NOT YET  stretch: STRETCH = 2: two experts" in told
 
 
@@ -410,6 +419,7 @@ def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
         (["1", "--check", str(tmp_path / "nothing.py")], "lesson 1 --start"),
         (["1", "--json"], "--check"),
         (["1", "--check", str(tmp_path)], "is not a file"),
+        (["1", "--check", "/proc/self/mem"], "/proc/self/mem cannot be read: Input/output error"),
         (["--check"], "need a number"),
     ):
         assert main(["lesson", *argv]) == 2
@@ -419,7 +429,8 @@ def test_without_an_answer_there_is_no_verdict(capsys, tmp_path):
 @pytest.mark.parametrize(
     "body, says",
     [
-        ("while True:\n        time.sleep(1)", "a loop that does not end"),
+        ("while True:\n        time.sleep(1)", "seconds, at answer.py line 7: is there a loop that does not end?"),
+        ("return input()", "line 6: EOFError in program(1)"),
         ("import os; os._exit(0)", "ended the process with exit"),
         ("import os; os.abort()", "crashed the process"),
         ("raise SystemExit(0)", "SystemExit in program(1)"),
