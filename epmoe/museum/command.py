@@ -67,7 +67,7 @@ def asked(number, exhibit):
     """The puzzle: code without a word about it."""
     print(
         f"Exhibit {number}. The kernel runs on two ranks. Which line is wrong, or\n"
-        "lacks another one before or after it?\n"
+        "lacks another one before or after it? The lines above the kernel count too.\n"
     )
     _print_code(exhibit)
     print(f"\nepmoe museum {number} --spot LINE judges your answer.")
@@ -90,7 +90,8 @@ def shown(number, exhibit):
     _heading("The repair")
     print("\n".join(exhibit.diff))
     failure = exhibit.first_failure
-    _heading(f"A schedule that breaks it: seed {failure.seed}")
+    breaks = "in which the race is found (results may be right)" if failure.how == "race" else "that breaks it"
+    _heading(f"A schedule {breaks}: seed {failure.seed}")
     cut, name = len(failure.events) - SHOWN, exhibit.first_region
     if cut > 0:
         print(f"(after {cut} operations)")
@@ -100,7 +101,7 @@ def shown(number, exhibit):
     print(wrapped(failure.says, WIDTH))
     alone = exhibit.counts(racecheck=False)
     _heading(f"Under {sum(alone.values())} schedules")
-    print(f"  broken, results alone looked at:  {_told(alone)}")
+    print(f"  broken, judged by results only:   {_told(alone)}")
     print(f"  broken, with the race detector:   {_told(exhibit.counts())}")
     print(f"  repaired, with the race detector: {_told(exhibit.counts(repaired=True))}")
     return EQUAL
@@ -116,6 +117,8 @@ def _print_code(exhibit):
             print()
         for number, line in part:
             print(f"{number:3}│{line}")
+    for word, does in exhibit.new_words:
+        print(("\n" if word == exhibit.new_words[0][0] else "") + wrapped(f"{word}: {does}", WIDTH))
 
 
 def _told(counts):

@@ -13,11 +13,13 @@ import numpy as np
 from epmoe import device
 from epmoe.device.intrinsics import INTRINSICS
 from epmoe.device.sim.recorder import Recorder
+from epmoe.lessons import FILES as LESSONS
 from epmoe_ref.errors import DeadlockError, EPError, RaceError
 
 SCHEDULES = 20
 RANKS = 2
 BYTES = 256  # of a rank's memory
+PUZZLES = Path(__file__).parents[1] / "puzzles"
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,19 @@ class Exhibit:
         for node in ast.parse(self.source).body:
             if isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
                 continue
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LINKS", "REPAIR", "ALSO"):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("LINKS", "WHY", "REPAIR", "ALSO"):
                 continue
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             out.append([(n, lines[n - 1]) for n in range(first, node.end_lineno + 1)])
         return out
+
+    @property
+    def new_words(self):
+        """[(intrinsic, what it does)] of those that no lesson and no puzzle uses."""
+        code = "\n".join(line for part in self.code for _, line in part)
+        known = "".join(path.read_text(encoding="utf-8") for path in (*LESSONS.values(), *PUZZLES.glob("p[0-9]*.py")))
+        words = [w for w in INTRINSICS if re.search(rf"\b{w}\(", code) and not re.search(rf"\b{w}\b", known)]
+        return [(word, getattr(device, word).__doc__.partition("\n\n")[0]) for word in words]
 
     @property
     def first_region(self):
@@ -154,18 +164,18 @@ class Exhibit:
 
     @property
     def guilty(self):
-        """Line numbers that answer "spot it": the first repair's text, and the texts in ALSO."""
-        found = set()
-        for text in (self._broken.REPAIR[0][0], *getattr(self._broken, "ALSO", ())):
+        """{line number that answers "spot it": why}: of the first repair's text, and of the texts in ALSO."""
+        found = {}
+        for text, why in {**getattr(self._broken, "ALSO", {}), self._broken.REPAIR[0][0]: self._broken.WHY}.items():
             first = self.source.count("\n", 0, self._at(self.source, text)) + 1
-            found |= set(range(first, first + max(1, text.count("\n"))))
+            found |= dict.fromkeys(range(first, first + max(1, text.count("\n"))), why)
         return found
 
     def spot(self, line):
         """(whether this is the line, what to say)."""
         at = {n: text for part in self.code for n, text in part}
         if line in self.guilty:
-            return True, f"it is line {line}: {at[line].strip()}"
+            return True, f"it is line {line}: {at[line].strip()}\n{self.guilty[line]}"
         if line not in at:
             return False, f"there is no line {line} in the code: it has lines {min(at)} to {max(at)}."
         if f"{self.file.name}:{line} " in self.first_failure.says:

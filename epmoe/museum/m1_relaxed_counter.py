@@ -29,6 +29,7 @@ REGIONS = (
     ("result", RESULT, BLOCKS),
 )
 EXPECTED = {1: [10, 11, 12, 13]}
+WHY = "The addition must release this block's message, and acquire the messages that were counted before."
 REPAIR = (("atomic_add_relaxed_gpu_i32(", "atomic_add_acq_rel_gpu_i32("),)
 
 

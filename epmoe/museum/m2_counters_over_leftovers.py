@@ -26,8 +26,9 @@ REGIONS = (  # name, place, words
     ("result", RESULT, 1),
 )
 EXPECTED = {0: [BLOCKS], 1: [BLOCKS]}
+WHY = "Dispatch leaves a number in this word, so the count does not begin at 0."
 REPAIR = (("done = own + u64(PREFIX + 4)", "done = own + u64(DONE)"),)
-ALSO = ("                total += 2 + expert\n        return\n",)  # put the word back to 0 there
+ALSO = {"                total += 2 + expert\n        return\n": "Dispatch could put the word back to 0 before it returns."}
 
 
 @kernel

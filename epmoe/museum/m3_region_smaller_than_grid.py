@@ -29,8 +29,9 @@ REGIONS = (  # name, place, words
 )
 BYTES = READY + 4 * FLAGS
 EXPECTED = {0: [1] * ROWS, 1: [1] * ROWS}
+WHY = "There are more waiting blocks than flags."
 REPAIR = (("BLOCKS = 1 + ROWS\n", "BLOCKS = 1 + min(ROWS, FLAGS)\n"),)
-ALSO = ("FLAGS = 2 * EXPERTS\n",)
+ALSO = {"FLAGS = 2 * EXPERTS\n": "There are fewer flags than waiting blocks."}
 
 
 @kernel

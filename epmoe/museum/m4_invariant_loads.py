@@ -22,6 +22,7 @@ BLOCKS, WARPS = 1, 1
 ROW, FLAG, RESULT = 0, 64, 128
 REGIONS = (("row", ROW, 4), ("flag", FLAG, 1), ("result", RESULT, 4))
 EXPECTED = {1: [5, 6, 7, 8]}
+WHY = "load16_nc is for memory that nobody writes during the launch, and a peer writes the row."
 REPAIR = (("a, b, c, d = load16_nc(", "a, b, c, d = load16("),)
 
 

@@ -34,18 +34,18 @@ LINKS = (
 ROW, FLAG, RESULT = 0, 64, 128
 REGIONS = (("row", ROW, 4), ("flag", FLAG, 1), ("result", RESULT, 4))
 EXPECTED = {1: [5, 6, 7, 8]}
+WHY = "A line is missing before it: fence_proxy_async() orders what was acquired before the bulk copy."
 REPAIR = (
     (
         "        bulk_load(stage, own + u64(ROW), u32(16), arrived)\n",
         "        fence_proxy_async()\n        bulk_load(stage, own + u64(ROW), u32(16), arrived)\n",
     ),
 )
-ALSO = (
-    "        while ld_acquire_sys_i32(own + u64(FLAG)) == 0:\n            pass\n",
-    # a fence of the sender, between row and signal, is on the path from write to copy too
+ALSO = {
+    "        while ld_acquire_sys_i32(own + u64(FLAG)) == 0:\n            pass\n": WHY.replace("before it:", "after the loop:"),
     "        store16(peer + u64(ROW), u32(5), u32(6), u32(7), u32(8))\n"
-    "        st_release_sys_i32(peer + u64(FLAG), 1)\n",
-)
+    "        st_release_sys_i32(peer + u64(FLAG), 1)\n": "A fence_proxy_async() between row and signal would do as well.",
+}
 
 
 @kernel

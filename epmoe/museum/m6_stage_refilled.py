@@ -35,6 +35,7 @@ ROUNDS = 2
 ROW, RESULT = 0, 64
 REGIONS = (("row", ROW, 8 * ROUNDS), ("result", RESULT, 8 * ROUNDS))
 EXPECTED = {0: list(range(8 * ROUNDS)), 1: list(range(8 * ROUNDS))}
+WHY = "A line is missing after it: lane 0 refills the stage while other lanes may still read it."
 REPAIR = (
     (
         "        store_i32(own + u64(RESULT + 32 * n + 4 * lane), value)\n",
@@ -42,11 +43,11 @@ REPAIR = (
         "        fence_proxy_async()\n        syncwarp()\n",
     ),
 )
-ALSO = (
-    "    for n in range(ROUNDS):\n        if lane == 0:\n",
-    "        value = shared_load_i32(stage + u32(4 * lane))\n",
-    "            bulk_load(stage, own + u64(ROW + 32 * n), u32(32), full)\n",
-)
+ALSO = {
+    "    for n in range(ROUNDS):\n        if lane == 0:\n": "The lanes must meet before the stage is filled again.",
+    "        value = shared_load_i32(stage + u32(4 * lane))\n": "The lanes must meet after it.",
+    "            bulk_load(stage, own + u64(ROW + 32 * n), u32(32), full)\n": "Other lanes may still read the stage.",
+}
 
 
 def before(memory, np):

@@ -29,6 +29,7 @@ REGIONS = (  # name, place, words
     ("result", RESULT, ROUNDS),
 )
 EXPECTED = {0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 5]}
+WHY = "The words belong to the group, and with this parity two handles use the same word in turn."
 REPAIR = (
     ("parity = n // 2 % 2  # call n // 2 of handle n % 2", "parity = n % 2  # call n of the group"),
 )

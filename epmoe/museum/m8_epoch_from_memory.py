@@ -28,11 +28,12 @@ REGIONS = (  # name, place, words
     ("result", RESULT, BLOCKS),
 )
 EXPECTED = {0: [1] * BLOCKS, 1: [1] * BLOCKS}
+WHY = "Block 0 changes the word while other blocks may not have read it."
 REPAIR = (
     ("    epoch = ld_relaxed_gpu_i32(own + u64(EPOCH)) + 1\n", "    epoch = call + 1\n"),
     ("        st_relaxed_gpu_i32(own + u64(EPOCH), epoch)\n", ""),
 )
-ALSO = ("        st_relaxed_gpu_i32(own + u64(EPOCH), epoch)\n",)
+ALSO = {"        st_relaxed_gpu_i32(own + u64(EPOCH), epoch)\n": WHY}
 
 
 @kernel

@@ -30,10 +30,14 @@ REGIONS = (  # name, place, words
     ("result", RESULT, WARPS),
 )
 EXPECTED = {1: [20, 21, 22]}
+WHY = "The fence before this relaxed store covers one block, and the reader is another GPU: the tail needs a release."
 REPAIR = (
     ("st_relaxed_sys_i32(peer + u64(TAIL), WARPS)", "st_release_sys_i32(peer + u64(TAIL), WARPS)"),
 )
-ALSO = ("        syncthreads()\n        if thread_idx() == 0:\n            fence_acq_rel_cta()\n",)
+ALSO = {
+    "        syncthreads()\n        if thread_idx() == 0:\n            fence_acq_rel_cta()\n": "A fence of scope sys "
+    "between barrier and tail would do as well."
+}
 
 
 @kernel

@@ -76,8 +76,9 @@ def test_a_story_has_five_sentences_and_threads(number):
 def test_the_line_is_spotted(number):
     exhibit = Exhibit(FILES[number])
     lines = [n for part in exhibit.code for n, _ in part]
-    assert exhibit.guilty and exhibit.guilty <= set(lines)
-    assert {n for n in lines if exhibit.spot(n)[0]} == exhibit.guilty
+    assert exhibit.guilty and set(exhibit.guilty) <= set(lines)
+    assert [n for n in lines if exhibit.spot(n)[0]] == sorted(exhibit.guilty)
+    assert all(exhibit.spot(n)[1].endswith(f"\n{why}") and why[-1] == "." for n, why in exhibit.guilty.items())
     assert "has lines" in exhibit.spot(1)[1] and "has lines" in exhibit.spot(999)[1]
 
 
@@ -117,8 +118,12 @@ def test_a_line_that_the_report_names_is_not_the_guilty_one():
 def test_an_exhibit_is_shown_within_the_terminal(capsys, number):
     status, text = run(capsys, str(number))
     assert status == 0 and max(map(len, (line for line in text.splitlines() if "https" not in line))) <= 80
-    for part in ("The kernel", "The repair", "A schedule that breaks it: seed", "report\n|The error\n"):
+    for part in ("The kernel", "The repair", "A schedule .*: seed", "report\n|The error\n"):
         assert re.search(part, text), part
+    assert ("results may be right" in text) == (
+        FOUND[number][0] == "race"
+    ) and "broken, judged by results only:" in text
+    assert ("load16_nc: load16 through" in text) == (number == 4)
     assert f"word 2 of the region {exhibits.Exhibit(FILES[number]).first_region} of" in text
     assert f"repaired, with the race detector: {exhibits.SCHEDULES} right" in text
     assert FOUND[number][1][:20] in " ".join(text.split())
@@ -135,6 +140,7 @@ def test_the_list_names_every_exhibit_and_thread(capsys):
 def test_spot_it_shows_code_alone_and_judges(capsys):
     status, text = run(capsys, "8", "--spot")
     assert status == 0 and "│    epoch = " in text and "REPAIR" not in text and "late" not in text
+    assert "The lines above the kernel count too." in text
     line = min(Exhibit(FILES[8]).guilty)
     status, text = run(capsys, "8", "--spot", str(line))
     assert status == 0 and text.startswith("RIGHT    it is line")
