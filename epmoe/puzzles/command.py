@@ -33,10 +33,10 @@ def add_arguments(parser):
 
 def run(args):
     """Do what was asked; the exit status is 0, 1 if an answer is not right, 2 if something cannot be done."""
-    if args.json and not (args.check or args.grade) or args.gpu and not args.check:
-        raise EPValueError(
-            "--json goes together with --check or --grade, and --gpu with --check: they are about verdicts"
-        )
+    if args.json and not (args.check or args.grade):
+        raise EPValueError("--json goes together with --check or --grade: it is about verdicts")
+    if args.gpu and not args.check:
+        raise EPValueError("--gpu goes together with --check: it runs a right answer on a GPU")
     if args.grade:
         from epmoe.puzzles.grading import grade
 
@@ -113,7 +113,7 @@ def hint(number, k):
     """Print one of the hints, from the first nudge to nearly all."""
     hints = puzzle(number).hints
     if k > len(hints):
-        raise EPValueError(f"puzzle {number} has {len(hints)} hints: epmoe puzzle {number} --show")
+        raise EPValueError(f"puzzle {number} has {len(hints)} hints; `epmoe puzzle {number} --show` prints the answer")
     text = hints[k - 1]
     if "\n" in text:  # code
         text = "\n" + textwrap.indent(text, "    ")

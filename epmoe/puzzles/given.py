@@ -13,6 +13,8 @@ if SIM:
     def region(params, number, rank):
         """The address of memory region `number` of a rank."""
         table = TABLES[params]
+        if not 0 <= rank < table[0]:
+            raise IndexError(f"there is no rank {rank}: ranks are 0 to {table[0] - 1}")
         return table[1 + number * table[0] + rank]
 
 else:

@@ -59,7 +59,8 @@ def answers_in(folder, number=None):
                 found.append(Answer(path.stem, number, str(path)))
     if not found:
         raise EPValueError(
-            f"no answer is in {folder}: it needs STUDENT/puzzleNN.py, or STUDENT.py and epmoe puzzle N --grade {folder}"
+            f"no answer is in {folder}: name the files STUDENT/puzzleNN.py. Files STUDENT.py are judged by "
+            f"`epmoe puzzle N --grade {folder}`"
         )
     return found, skipped
 

@@ -30,21 +30,22 @@ RACES = (
         "the scopes .* do not include",
         "{region} is shared further than the scope says: cta is one block, gpu is one GPU, sys is every GPU.",
     ),
-    (
-        "a syncwarp or syncthreads is missing|a syncwarp is missing",
-        "the lanes of a warp do not wait for each other: a syncwarp() is missing.",
-    ),
-    ("a syncthreads is missing", "the warps of a block do not wait for each other: a syncthreads() is missing."),
+    ("syncwarp", "the lanes of a warp do not wait for each other: a syncwarp() is missing."),
+    ("syncthreads", "the warps of a block do not wait for each other: a syncthreads() is missing."),
+    ("both write here", "several threads write the same place of {region}: only one of them should, or use an atomic."),
     ("the release comes before it", "the release comes too early: write first, signal after."),
     (
         "the write is relaxed",
         "the store or addition that others wait for is relaxed, so it orders nothing: release it.",
     ),
     ("the read is relaxed", "the load that waits is relaxed, so it orders nothing: acquire it."),
-    ("here the read came first", "the reader does not wait for what it reads."),
-    ("does not wait for one|does not acquire that word", "the reader does not wait for the writer."),
+    (
+        "the read came first|does not wait for one|does not acquire that word",
+        "the reader does not wait for the writer.",
+    ),
     ("both are strong stores", "two threads store different values, and nothing orders them."),
 )
+MISALIGNED = re.compile(r" at [^:]*:(\d+).*: (?:(\w+)\[)?[^:]* is not (\d+)-byte aligned \(address")
 GENERAL = {
     "wrong": "the memory is not as it should be.",
     "race": "two threads touch {region}, and nothing orders them.",
@@ -180,18 +181,26 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
             _one(puzzle, answer, made(world), world, schedule)
     runs = len(worlds) * (1 + len(schedules))
     praise = f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
+    source = Path(answer.__file__).read_text(encoding="utf-8")
+    if all(world.n_ranks == 1 for world in worlds) and re.search("_sys(_|\\b)", "".join(holes_of(source))):
+        praise += "\nScope gpu would do instead of sys: all blocks are on one GPU."
     if puzzle.more:
         praise += "\n" + puzzle.more(puzzle, answer, tell)
     return praise
+
+
+def accesses(puzzle, answer, region):
+    """What happens to this region in the first world."""
+    world, recorder = puzzle.worlds()[0], Recorder()
+    run(maker(puzzle, answer)(world), world, Schedule(), recorder=recorder)
+    return [e for e in recorder.events if e.launch >= 0 and e.span and e.span.name == region]
 
 
 def shared(region):
     """A Puzzle's `more`: Wrong unless each thread of its first world writes to this region."""
 
     def more(puzzle, answer, tell):
-        world, recorder = puzzle.worlds()[0], Recorder()
-        run(maker(puzzle, answer)(world), world, Schedule(), recorder=recorder)
-        writes = [e for e in recorder.events if e.launch >= 0 and e.wrote is not None and e.span.name == region]
+        world, writes = puzzle.worlds()[0], [e for e in accesses(puzzle, answer, region) if e.wrote is not None]
         busy, threads = len({(e.rank, e.block, e.thread) for e in writes}), world.n_ranks * world.grid * world.block
         if busy < threads:
             raise Wrong(
@@ -281,9 +290,10 @@ def told(kernels, failure):
         parts.append("Under the schedules tried here the memory came out right all the same. On a\nGPU it need not.")
     elif wrong.place:
         when = f"Under {wrong.schedule}:\n" if wrong.schedule != failure.schedule else ""
-        parts.append(when + picture(wrong.result.memory, wrong.world, wrong.place))
+        place = difference(wrong.result.memory, wrong.world, named_in=cause + failure.report) or wrong.place
+        parts.append(when + picture(wrong.result.memory, wrong.world, place))
         if wrong.kind == "wrong" and not failure.puzzle.canonical:
-            parts.append(history(kernels, wrong.world, wrong.schedule, wrong.place))
+            parts.append(history(kernels, wrong.world, wrong.schedule, place))
     if failure.report:
         parts.append(wrapped(failure.report, WIDTH))
     return "\n\n".join(filter(None, parts))
@@ -311,6 +321,12 @@ def _same(made, memory):
 
 def cause_of(failure):
     """The cause in words."""
+    if at := MISALIGNED.search(failure.report):
+        line, region, n = at.groups()
+        return (
+            f"line {line} accesses {n} bytes{f' in `{region}`' if region else ''} at an address that is no multiple of {n}. "
+            f"Addresses count bytes: multiply the index by {n}."
+        )
     cause = failure.puzzle.cause(failure)
     if cause:
         return cause
@@ -318,7 +334,7 @@ def cause_of(failure):
         for pattern, cause in RACES:
             if failure.says(pattern):
                 return cause.format(region=failure.region)
-    if failure.kind == "hang" and failure.says("operations without a barrier"):
+    if failure.kind == "hang" and failure.says("the same ones repeat"):
         return "a loop never ends: nothing in it changes what its condition asks for."
     return GENERAL[failure.kind].format(region=failure.region)
 

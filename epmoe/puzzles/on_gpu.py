@@ -35,7 +35,7 @@ def run(task, say):
             say(["begun", ""])
         say(["right", f"on the GPU: right in all {len(asked.worlds())} worlds, {TIMES} times each."])
     except UnavailableError as error:
-        say(["cannot", str(error)])
+        say(["cannot", str(error).replace("EPMOE_DEVICE=sim runs the simulator instead", "leave out --gpu")])
     except Wrong as error:
         say(["wrong", str(error)])
     except Exception as error:  # Numba's, for instance: what it cannot compile

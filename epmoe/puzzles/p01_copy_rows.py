@@ -70,7 +70,7 @@ def _copied(world, chosen):
     copied = world.region("copied").unwritten()
     words = np.repeat(chosen, 4, axis=1)
     copied[words] = _rows()[words]
-    return ({"copied": copied},)
+    return ({"copied": copied, "rows": _rows()},)
 
 
 def _model(rows=lambda w: w.tokens[0], vectors=lambda w: VECTORS):
@@ -103,8 +103,8 @@ def _one_too_far(w):
 
 
 def _cause(f):
-    if f.says("is not 16-byte aligned"):
-        return "an address is not a multiple of 16: a vector takes 16 bytes, so its number must be multiplied by 16."
+    if f.differs("rows"):
+        return "`rows` is overwritten: load from rows, store into copied."
     if f.race_on("copied") and f.says("both are in one block|both are in one warp"):
         return "threads of one block copy the same vector: start at thread_idx(), go on by block_dim()."
     if f.race_on("copied"):
@@ -113,6 +113,9 @@ def _cause(f):
         return "an address is outside the rows: row r begins 16 * VECTORS * r bytes behind the first."
     if f.differs("copied") and sorted(f.holds("copied")[f.place[2][0]]) == sorted(f.should("copied")[f.place[2][0]]):
         return "the words of a vector are in the wrong places: store a, b, c, d in the order of the load."
+    for n in range(1, ROOM * WIDTH) if f.differs("copied") else ():
+        if (f.holds("copied").ravel()[n:] == f.should("copied").ravel()[:-n]).all():
+            return f"everything lies {4 * n} bytes too far: row 0 begins at the first byte of `copied`."
     if f.differs("copied") and f.holds("copied")[f.place[2]] in _rows():
         return "a row is at the wrong place: row r begins 16 * VECTORS * r bytes behind the first."
     return None

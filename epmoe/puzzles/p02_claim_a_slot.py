@@ -114,6 +114,8 @@ def _cause(f):
         )
     if f.kind == "hang" and f.says("waits at (warp_|shfl)"):
         return "lane 0 alone comes to the warp operation, which waits for all lanes: take it out of the `if`."
+    if f.race_on("messages") and f.says("both are in one warp"):
+        return "two lanes write to one place: lane i has place i of the slot, which begins at 4 * LANES * slot bytes."
     if f.race_on("messages"):
         return (
             "two warps write to the same slot: each slot comes from the atomic, and reaches all lanes by "

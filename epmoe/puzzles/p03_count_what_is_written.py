@@ -90,6 +90,8 @@ def _cause(f):
         return "`finished` is changed by several warps at once, and read meanwhile: add with a red_add_."
     if f.race_on("messages") and f.says("the write is relaxed"):
         return "the count says nothing about the message: a relaxed addition orders nothing. Release it."
+    if f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before") and f.uses(r"sync\w+\("):
+        return "the barrier is in the wrong place: syncwarp() stands behind the store and before the `if`, so that all meet."
     if f.race_on("messages") and f.says("a syncwarp or syncthreads is missing before"):
         return (
             "lane 0 counts when it has written itself, and other lanes have not yet: a syncwarp() is missing between "

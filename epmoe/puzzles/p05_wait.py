@@ -115,6 +115,8 @@ RESET_TOO_EARLY = "a signal was reset before it was read, and is lost: load it, 
 
 
 def _sign(f):
+    if f.uses("[!=]= *-1") and any((m["counts"] == -1).any() for m in f.raw):
+        return "the word is unsigned, so it never equals -1: compare it with NOT_YET."
     if f.uses("while") and _lost(f):
         return RESET_TOO_EARLY
     if any((m["counts"] == -1).any() for m in f.raw):
@@ -174,7 +176,7 @@ PUZZLE = Puzzle(
         ),
         (
             lambda w: [{"counts": REGIONS[3].unwritten()} for _ in w.expected],
-            "`counts` is never written: store each count into counts[i].",
+            "`counts` is never written: wait for each signal, and store its count into counts[i].",
         ),
     ),
     sign=_sign,

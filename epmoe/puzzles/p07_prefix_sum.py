@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from epmoe.puzzles.judging import Puzzle
+from epmoe.puzzles.judging import Puzzle, accesses
 from epmoe.puzzles.world import Region, World
 
 START = '''"""Puzzle 7: a prefix sum over the block.
@@ -95,6 +95,13 @@ def _cause(f):
     return None
 
 
+def _loads(puzzle, answer, tell):
+    """Praise, or a remark if threads load more than their own count."""
+    n = len(accesses(puzzle, answer, "counts"))
+    remark = ". Sums in warps and in shared memory need one for each" if n > ROOM else ""
+    return f"{ROOM} threads load {n} counts{remark}."
+
+
 PUZZLE = Puzzle(
     title="Prefix sum",
     line="number rows across warps, by way of shared memory",
@@ -141,4 +148,5 @@ PUZZLE = Puzzle(
         ),
     ),
     cause=_cause,
+    more=_loads,
 )

@@ -136,8 +136,6 @@ def _cause(f):
         return "two threads read the same number and take the same slot: claim with an atomic."
     if f.race_on("received") and not f.uses("atomic"):
         return "two threads take the same slot: claim it with an atomic."
-    if f.kind == "bounds" and f.says("reserved.* not 4-byte aligned"):
-        return "an address is between two counters: reserved[rank] begins 4 * rank bytes behind the first."
     if f.differs("reserved", "received") and not any(m["reserved"].any() for m in f.raw):
         return (
             "no slot is claimed: add 1 to reserved[dst_rank] for each row, and send it to the slot that the atomic "

@@ -145,8 +145,6 @@ def _cause(f):
         return "a word of 0 is data: only ABSENT has not come yet."
     if f.kind == "hang":
         return "take waits for words that have come, or are gone: reset them once, behind the loop."
-    if f.kind == "bounds":
-        return "an address is wrong: a vector has 16 bytes."
     return None
 
 

@@ -1,5 +1,7 @@
 """Memory as it should be and as it is, side by side, with the first difference marked; and who wrote the wrong word."""
 
+import re
+
 import numpy as np
 
 from epmoe.device.sim.recorder import Recorder
@@ -11,11 +13,11 @@ EVENTS = 8  # of a word's history, at most
 UNWRITTEN = "--"
 
 
-def difference(got, world):
-    """(rank, name, index) of the first element that is not as expected, or None."""
+def difference(got, world, named_in=None):
+    """(rank, name, index) of the first element that is not as expected, or None. named_in: of regions in this text only."""
     for rank, expected in enumerate(world.expected):
         for r in world.regions:
-            if r.name in expected:
+            if r.name in expected and (named_in is None or re.search(rf"\b{r.name}\b", named_in)):
                 wrong = unequal(got[rank][r.name], np.asarray(expected[r.name], r.dtype))
                 if wrong.any():
                     return rank, r.name, tuple(int(i) for i in np.argwhere(wrong)[0])
@@ -56,13 +58,15 @@ def _picture(got, world, place, n_columns, beside):
     lines = lines[first : first + LINES]
     texts = [[value(a[line][i]) for i in columns] for a in (should, holds) for line in lines]
     cell = max(len(text) for row in texts for text in row)
+    behind = columns.index(index[-1]) + 1  # a bracket must not touch the number behind it
+    cell += behind < len(columns) and len(value(holds[index[:-1]][columns[behind]])) == cell
     rows = [("", "should be", "is", False)]
     for line in lines:
         label = ", ".join(f"{axis} {n}" for axis, n in zip(r.axes, line if len(r.shape) > 1 else ()))
         marked = line == index[:-1]
         mark = columns.index(index[-1]) if marked else None
         rows.append((label, _row(should[line], columns, cell), _row(holds[line], columns, cell, mark), marked))
-    shown = "" if len(columns) == width else f", {r.axes[len(r.shape) - 1]}s {columns[0]} to {columns[-1]}"
+    shown = "" if width == 1 else f", {r.axes[len(r.shape) - 1]} {columns[0]} to {columns[-1]}"
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     unwritten = any(UNWRITTEN in row for row in texts)
     out = [f"{name} of rank {rank}{shown}{f'  ({UNWRITTEN}: never written)' if unwritten else ''}"]

@@ -81,6 +81,17 @@ def test_a_failure_shows_memory_schedule_and_report_in_the_students_lines(tmp_pa
     assert re.search(r"what happened to seen\[0, \d+\] of rank 0:\n  puzzle03.py:41 ", told)
 
 
+def test_a_right_answer_that_does_too_much_gets_a_remark(tmp_path):
+    too_far, too_many = edited(3, [("_gpu_", "_sys_")]), edited(7, [("sums[w]", "sums[w] + 0 * load_i32(counts)")])
+    assert "Scope gpu would do instead of sys" in verdict(3, too_far, tmp_path, FEW[:1])
+    assert "128 threads load 320 counts. Sums" in verdict(7, too_many, tmp_path, FEW[:1])
+
+
+def test_a_picture_shows_the_region_that_the_cause_names(tmp_path):
+    with pytest.raises(Wrong, match="\n\ncounts of rank 0, src_rank 0 to 1  "):
+        verdict(5, puzzle(5).start, tmp_path)
+
+
 def test_a_hang_says_that_a_signal_is_not_yet_there(tmp_path):
     text = edited(4, [("st_release_sys_u64", "#")])
     with pytest.raises(Wrong, match=r"recv_count\[.*\] of rank \d, which holds NOT_YET"):

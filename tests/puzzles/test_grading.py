@@ -50,7 +50,7 @@ def test_a_folder_of_answers_is_graded(classroom, capsys):
 def test_single_files_need_the_puzzle_s_number(tmp_path, capsys):
     (tmp_path / "ann.py").write_text(right(1)[0])
     assert main(["puzzle", "--grade", str(tmp_path)]) == 2
-    assert f"or STUDENT.py and epmoe puzzle N --grade {tmp_path}" in capsys.readouterr().err
+    assert f"Files STUDENT.py are judged by `epmoe puzzle N --grade {tmp_path}`" in capsys.readouterr().err
     (tmp_path / "numpy.py").write_text("1 +")
     assert main(["puzzle", "1", "--grade", str(tmp_path)]) == 1
     said = capsys.readouterr().out

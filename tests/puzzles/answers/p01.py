@@ -37,7 +37,7 @@ WRONG = [
     ([("row += grid_dim()", "break")], "each block copies one row only"),
     ([("i += block_dim()", "break")], "each thread copies one vector of a row"),
     ([("row += grid_dim()", "break"), ("i += block_dim()", "break")], "each thread copies one vector in all"),
-    ([("16 * (row", "(row")], "a vector takes 16 bytes"),
+    ([("16 * (row", "(row")], "accesses 16 bytes in `rows` at an address that is no multiple of 16"),
     ([("row = block_idx()", "row = 0"), ("row += grid_dim()", "row += 1")], "several blocks copy the same row"),
     ([("i = thread_idx()", "i = 0"), ("i += block_dim()", "i += 1")], "threads of one block copy the same"),
     ([("row < num_tokens", "row < 12")], "rows from num_tokens on are copied too"),
@@ -53,4 +53,6 @@ WRONG = [
         [("row = block_idx()", "row = 0 if block_idx() == 0 else num_tokens"), ("row += grid_dim()", "row += 1")],
         "2 of 4 threads have no part in the work",
     ),
+    ([("load16(rows", "load16(copied"), ("store16(copied", "store16(rows")], "`rows` is overwritten"),
+    ([("store16(copied + at", "store16(copied + at + u64(16)")], "everything lies 16 bytes too far"),
 ]

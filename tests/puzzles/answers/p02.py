@@ -53,7 +53,7 @@ WRONG = [
     ([("(reserved, 1)", "(reserved, 1) + 1")], "the atomic returns the number before it added"),
     ([("slot = warp_broadcast_i32", "    slot = warp_broadcast_i32")], "do not agree on the slot"),
     ([("100 * (token + 1) + lane_id())", "100 * (token + 1))")], "what is written there is not"),
-    ([("slot * LANES", "slot")], "two warps write to the same slot|slot s begins|several tokens|do not agree"),
+    ([("slot * LANES", "slot")], "two warps write to the same slot|lane i has place i|several tokens|do not agree"),
     ([("store_i32(place", "print(place) if place < 0 else max(place")], "no message is written"),
     ([("slot = 0\nif", "if")], "set it before the `if` too"),
     (
@@ -66,4 +66,6 @@ WRONG = [
         "31 of 32 threads have no part in the work",
     ),
     ([("slot * LANES", "token * LANES")], "the slot of its token's number"),
+    ([("(4 * (slot * LANES + lane_id()))", "(slot * LANES + lane_id())")], "an address that is no multiple of 4"),
+    ([("slot * LANES + lane_id()", "slot * LANES")], "two lanes write to one place"),
 ]

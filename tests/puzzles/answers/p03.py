@@ -52,4 +52,6 @@ WRONG = [
     ([("store_i32(place, value)", "pass")], "counted, and never written"),
     ([("store_i32(place, value)", "if lane_id() == 0: store_i32(place, value)")], "each lane stores its own"),
     ([("(finished, 1)", "(finished, 2)")], "must grow by 1 for each"),
+    ([("(place, value)", "(place + lane_id(), value)")], "in `messages` at an address that is no multiple of 4"),
+    ([("syncwarp()\nif lane_id() == 0:", "if lane_id() == 0:\n    syncwarp()")], "syncwarp() stands behind the store"),
 ]

@@ -48,7 +48,9 @@ WRONG = [
     ([("u64(count)", "u64(1)")], "not just a 1"),
     ([("u64(count)", "u64(count + 1)")], "not one more"),
     ([("u64(4 * expert)", "u64(0)")], "the count of this very expert"),
-    ([("u64(8 *", "u64(4 *")], "an address is wrong"),
+    ([("u64(8 *", "u64(4 *")], "in `recv_count` at an address that is no multiple of 8"),
     ([(SEND, f"if expert // LOCAL == my_rank: {SEND}")], "a signal is missing"),
     ([("(expert % LOCAL * N_RANKS + my_rank)", "(my_rank * LOCAL + expert % LOCAL)")], "at the wrong place"),
+    ([("u64(4 * expert)", "u64(expert)")], "in `finished` at an address that is no multiple of 4"),
+    ([("RECV_COUNT, expert // LOCAL", "RECV_COUNT, expert")], "there is no rank 2: ranks are 0 to 1"),
 ]

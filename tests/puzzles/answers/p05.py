@@ -67,4 +67,6 @@ WRONG = [
         "reset before it was read",
     ),
     ([("if i < SEGMENTS:", "if True:")], "threads from SEGMENTS on have no signal"),
+    ([("u64(8 * i)", "u64(4 * i)")], "in `recv_count` at an address that is no multiple of 8"),
+    ([("count == NOT_YET", "count == -1")], "it never equals -1: compare it with NOT_YET"),
 ]

@@ -70,4 +70,5 @@ WRONG = [
         ],
         "all blocks wait for one flag",
     ),
+    ([("u64(4 * block_idx())", "u64(block_idx())")], "in `ready` at an address that is no multiple of 4"),
 ]

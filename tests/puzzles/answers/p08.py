@@ -66,4 +66,6 @@ WRONG = [
     ([("    store_i32(rows", "    max(rows")], "no row is written"),
     ([("(segment * SLOTS + slot)", "(row + slot)")], "rows come from the wrong slots"),
     ([("u64(4 * local_expert)", "u64(4 * segment)"), ("src_rank == 0 and ", "")], "a word for each local expert"),
+    ([("u64(4 * before)", "u64(before)")], "in `counts` at an address that is no multiple of 4"),
+    ([("u64(4 * (row + slot))", "u64(row + slot)")], "in `rows` at an address that is no multiple of 4"),
 ]

@@ -68,5 +68,5 @@ WRONG = [
     ([("_gpu_", "_cta_")], "cta is too narrow"),
     ([("dst_rank), 1)", "dst_rank), 1) + 1")], "slot 0 stays empty"),
     ([(CLAIM, "slot = token")], "no slot is claimed"),
-    ([("u64(4 * dst_rank)", "u64(dst_rank)")], "between two counters"),
+    ([("u64(4 * dst_rank)", "u64(dst_rank)")], "in `reserved` at an address that is no multiple of 4"),
 ]
