@@ -43,7 +43,7 @@ static void keep(int name, long rank, Array a, const char *line) {
     const char *shape = strstr(line, "\"shape\": ["), *comma = shape ? strpbrk(shape, ",]") : NULL;
     require(rank >= 0 && comma, "an array of a rank has no rank, or no shape");
     a.rows = number(shape, "[", 0, a.nbytes);
-    a.columns = *comma == ',' ? number(comma, ",", 0, a.nbytes) : 1;
+    a.columns = *comma == ',' ? number(comma, ",", 0, 1 << 24) : 1;               /* of no bytes if there are no rows */
     require(!a.columns || a.rows <= a.nbytes / a.columns, "a shape does not fit its bytes");
     require(a.rows * a.columns * ELEMENT_BYTES[name] == a.nbytes, "a shape does not fit its bytes");
     arrays[name][rank] = a;
