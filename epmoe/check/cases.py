@@ -8,24 +8,42 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from epmoe.check import random_bits
-from epmoe.check.edges import edge_outputs, edge_tokens, edge_weights
+from epmoe.check.edges import edge_nans, edge_outputs, edge_tokens, edge_weights
 from epmoe_ref.config import MAX_EXPERTS, EPConfig
 
 # The purpose of a stream of random words, part of its seed.
 TOKENS, ROUTING, GAPS, WEIGHTS, OUTPUTS, OPPOSITES, SHARED, ABSORBING, EDGES = range(9)
 MANY_ROWS = 136  # more than a 128-row tile of scales, or the threads of four warps
 MANY_EXPERTS = 40  # local experts: more than a warp
+OVER_A_BYTE = 264  # tokens of a rank, rows of an expert, or experts
+# tokens of ranks 0 to 3 in each round; the next ranks repeat them
+BATCHES = (8, 5, 1, 6), (0, 2, 8, 1), (6, 0, 0, 8)
+
+
+class Batches:
+    """A case of any layout with the fields n_tokens (over ranks) and later: n_tokens of the second round and so on, or
+    () if all rounds have the same. In the second round of a case with `later` only the last rank's experts get rows."""
+
+    def batch(self, round_):
+        """The number of tokens of each rank in a round."""
+        return self.later[round_ - 1] if self.later and round_ else self.n_tokens
+
+    def idle(self, round_, experts):
+        """bool like `experts`, global ids: which of them get no row in this round, because they are on other ranks."""
+        n_ranks = len(self.n_tokens)
+        return (experts // (self.n_experts // n_ranks) < n_ranks - 1) & bool(self.later and round_ == 1)
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Batches):
     """One world: the numbers of tokens, their routing, and the options.
 
     n_tokens: over ranks. routing: "spread" (distinct random experts), "gaps" (a third of the ids -1), "hot" (every
     token to expert 0 first), "dropped" (all ids -1), "one_rank" (experts of the last rank only).
     weighted: combine with router weights. epilogue: combine with the affine epilogue of `epilogue`.
     edges: tokens, outputs and weights are values for which number formats and arithmetic differ (see edges.py).
-    rounds: number of rounds with new data on the same implementation.
+    nans: some tokens are NaN of other bits than the usual ones.
+    rounds: number of rounds with new data on the same implementation. later: see Batches.
     """
 
     name: str
@@ -35,9 +53,16 @@ class Case:
     weighted: bool = True
     epilogue: bool = False
     edges: bool = False
+    nans: bool = False
     input_scale: tuple | None = None
     rounds: int = 2
+    later: tuple = ()
     seed: int = field(default=0, compare=False)
+
+    @property
+    def n_experts(self):
+        """Experts of all ranks."""
+        return self.cfg.n_experts
 
     def needs(self):
         """The options that an implementation must serve: a set of names."""
@@ -59,16 +84,17 @@ class Case:
 
     def input_tokens(self, round_=0):
         """bf16 [T, hidden] of each rank. Under skip_a2a all ranks have the same."""
-        return [self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+        return [self._tokens(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.batch(round_))]
 
     def _tokens(self, round_, rank, n):
         seeds = self.stream(round_, TOKENS, rank, np.arange(n))
         tokens = random_bits.floats("bf16", seeds, self.cfg.hidden, exponents=(-6, 5))
-        return edge_tokens(tokens, self.stream(round_, TOKENS, rank, -1)) if self.edges else tokens
+        tokens = edge_tokens(tokens, self.stream(round_, TOKENS, rank, -1)) if self.edges else tokens
+        return edge_nans(tokens) if self.nans else tokens
 
     def topk_ids(self, round_=0):
         """int32 [T, top_k] of each rank. The ids of a token are distinct, or -1."""
-        return [self._ids(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.n_tokens)]
+        return [self._ids(round_, 0 if self.cfg.skip_a2a else rank, n) for rank, n in enumerate(self.batch(round_))]
 
     def _ids(self, round_, rank, n):
         cfg = self.cfg
@@ -86,6 +112,7 @@ class Case:
         if self.routing == "gaps":
             gaps = random_bits.words(self.stream(round_, GAPS, rank), ids.size).reshape(ids.shape) % np.uint64(3) == 0
             ids[gaps] = -1
+        ids[self.idle(round_, ids)] = -1
         return np.full_like(ids, -1) if self.routing == "dropped" else ids
 
     def router_weights(self, round_=0):
@@ -204,6 +231,11 @@ def large_batch(n_ranks):
     return ((MANY_ROWS, 33, 0, 5) + (1, 2) * n_ranks)[:n_ranks]
 
 
+def batches(n_ranks):
+    """BATCHES for n_ranks: over rounds, the number of tokens of each rank."""
+    return tuple(tuple(of_round[rank % 4] for rank in range(n_ranks)) for of_round in BATCHES)
+
+
 def _large(n_ranks, cfg):
     """Cases with more rows, experts or rounds than a tile, a warp, a block or a ring of buffers has; hidden is small."""
     tokens = -(-MANY_ROWS // n_ranks)
@@ -221,6 +253,14 @@ def _large(n_ranks, cfg):
     many = replace(cfg(max_tokens_per_rank=MANY_ROWS, top_k=2), n_experts=experts)
     yield Case("many local experts, a large batch", many, large_batch(n_ranks), rounds=1)
     yield Case("five rounds", cfg(top_k=2), (2,) * n_ranks, "gaps", rounds=5)
+    first, *later = batches(n_ranks)
+    yield Case("batch sizes that change", cfg(), first, "gaps", rounds=len(BATCHES), later=tuple(later))
+    yield Case("bf16, NaN of any bits", cfg(), (8,) * n_ranks, edges=True, nans=True, rounds=1)
+    many = cfg(max_tokens_per_rank=OVER_A_BYTE, top_k=2)
+    tokens = (OVER_A_BYTE, *large_batch(n_ranks)[1:])
+    yield Case("more than 256 rows of an expert", many, tokens, "hot", rounds=1)
+    many = replace(cfg(), n_experts=-(-OVER_A_BYTE // n_ranks) * n_ranks)
+    yield Case("more than 256 experts", many, first, rounds=1)
 
 
 def epilogue(token, col, value, scale, bias):

@@ -92,21 +92,22 @@ def _call_experts(called, case, round_):
 
 def _call_rows(called, case, round_):
     x = case.x(round_)[0]
-    rows, _, probs, _, handle = called.dispatch(
+    _, _, probs, _, handle = called.dispatch(
         x, case.token_indices(round_)[0], case.token_probs(round_)[0], case.n_experts
     )
-    _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
+    x = np.zeros((len(x[0]), case.hidden), BF16) if case.dtype == "fp8" else x
+    _send_back(called, x, np.zeros((len(probs), case.hidden), x.dtype), probs, handle)
 
 
 def _call_hybrid(called, case, round_):
     x, probs = case.x(round_)[0], case.probs(round_)
     if round_:  # the ranks' tokens are known, but were not exchanged here
         fp8 = case.options.get("fp8_dispatch", False)
-        init_hybrid_ep_buffer(called.world, case.hidden, max(1, len(x)), case.n_local_experts, 24, 24, fp8)
+        init_hybrid_ep_buffer(called.world, case.hidden, max(1, *case.batch(round_)), case.n_local_experts, 24, 24, fp8)
     rows, probs, _, _, handle = called.dispatch(
         x, case.routing_map(round_)[0], None if probs is None else probs[0], case.n_local_experts, **case.options
     )
-    _send_back(called, x, np.zeros(rows.shape, BF16), probs, handle)
+    _send_back(called, x, np.zeros(rows.shape, x.dtype), probs, handle)
 
 
 def _send_back(called, x, rows, probs, handle):

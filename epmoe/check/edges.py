@@ -36,6 +36,16 @@ def edge_tokens(tokens, seed):
     return groups.reshape(n, hidden)
 
 
+def edge_nans(tokens):
+    """A copy whose first three columns are NaN of other bits: signalling, negative, and both. They must arrive as is."""
+    tokens = tokens.copy()
+    info = ml_dtypes.finfo(tokens.dtype)
+    words = tokens.view(f"u{info.bits // 8}")
+    infinity, negative = np.array([np.inf, -np.inf], tokens.dtype).view(words.dtype)
+    words[:, :3] = [infinity | 1, negative | 1 << info.nmant - 1 | 1, negative | 1]
+    return tokens
+
+
 def edge_weights(weights):
     """Change router weights float32 [T, top_k] in place: one becomes zero, and one token's weights all negative."""
     weights[3:4, 0] = 0

@@ -8,8 +8,8 @@ import numpy as np
 from epmoe.check import compare_hybrid, random_bits
 from epmoe.check.calls import first_found, parts
 from epmoe.check.cancelling import cancelling
-from epmoe.check.cases import MANY_EXPERTS, large_batch
-from epmoe.check.edges import edge_rows, edge_tokens
+from epmoe.check.cases import BATCHES, MANY_EXPERTS, Batches, batches, large_batch
+from epmoe.check.edges import edge_nans, edge_rows, edge_tokens
 from epmoe.check.made_arrays import GRAD_OUT, GRAD_PROBS, GRAD_X, PROBS, RETURNED, made
 from epmoe.check.rows import ROUTING, X
 from epmoe_ref import fused_a2a
@@ -18,7 +18,7 @@ FIELDS = ("dispatched_hidden", "dispatched_probs", "dispatched_scaling_factor", 
 
 
 @dataclass(frozen=True)
-class HybridCase:
+class HybridCase(Batches):
     """One world of HybridEP. options: keyword arguments of dispatch."""
 
     name: str
@@ -31,6 +31,9 @@ class HybridCase:
     with_probs: bool = True
     rounds: int = 2
     edges: bool = False  # values for which arithmetic differs, in x and in the experts' results
+    dtype: str = "bf16"  # of x and of all rows: "bf16" or "fp16"
+    later: tuple = ()
+    nans: bool = False  # x has NaN of other bits than the usual ones
 
     def needs(self):
         """The options that an implementation must serve: a set of names."""
@@ -42,21 +45,25 @@ class HybridCase:
         return self.n_local_experts * len(self.n_tokens)
 
     def x(self, round_):
-        """bf16 [T, H] over ranks."""
-        plain = [made("bf16", self.seed, round_, X, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)]
+        """[T, H] over ranks."""
+        shapes = [(n, self.hidden) for n in self.batch(round_)]
+        plain = [made(self.dtype, self.seed, round_, X, rank, shape) for rank, shape in enumerate(shapes)]
+        if self.nans:
+            return [edge_nans(x) for x in plain]
         if not self.edges:
             return plain
         return [edge_tokens(x, random_bits.stream(self.seed, rank)) for rank, x in enumerate(plain)]
 
     def routing_map(self, round_):
         """bool [T, E] over ranks."""
-        return [self._routed(round_, rank, n) for rank, n in enumerate(self.n_tokens)]
+        return [self._routed(round_, rank, n) for rank, n in enumerate(self.batch(round_))]
 
     def _routed(self, round_, rank, n):
         stream = random_bits.stream(self.seed + 1000 * round_, ROUTING, rank)
         ids = random_bits.permutations(stream, n, self.n_experts)[:, : self.top_k]
         routed = np.zeros((n, self.n_experts), bool)
         routed[np.arange(n)[:, None], ids] = True
+        routed[:, self.idle(round_, np.arange(self.n_experts))] = False
         return routed
 
     def probs(self, round_):
@@ -65,12 +72,12 @@ class HybridCase:
             return None
         return [
             np.abs(made("fp32", self.seed, round_, PROBS, rank, (n, self.n_experts)))
-            for rank, n in enumerate(self.n_tokens)
+            for rank, n in enumerate(self.batch(round_))
         ]
 
     def like_rows(self, round_, use, handle, hidden):
-        """bf16 in the shape of dispatched_hidden, over ranks: the experts' outputs, or the gradient of the rows."""
-        rows = [made("bf16", self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
+        """In the shape of dispatched_hidden, over ranks: the experts' outputs, or the gradient of the rows."""
+        rows = [made(self.dtype, self.seed, round_, use, rank, rows.shape) for rank, rows in enumerate(hidden)]
         return edge_rows(rows, handle.row_of, self.seed) if self.edges and use == RETURNED else rows
 
     def telling_rows(self, round_, use, handle, hidden):
@@ -90,15 +97,15 @@ class HybridCase:
         return [made("fp32", self.seed, round_, GRAD_PROBS, rank, rows.shape[:1]) for rank, rows in enumerate(hidden)]
 
     def gradients_of_combined(self, round_):
-        """bf16 [T, hidden] over ranks."""
-        return [
-            made("bf16", self.seed, round_, GRAD_OUT, rank, (n, self.hidden)) for rank, n in enumerate(self.n_tokens)
-        ]
+        """[T, hidden] over ranks."""
+        shapes = [(n, self.hidden) for n in self.batch(round_)]
+        return [made(self.dtype, self.seed, round_, GRAD_OUT, rank, shape) for rank, shape in enumerate(shapes)]
 
 
 def cases(n_ranks=4):
     """The HybridEP cases for a world of n_ranks."""
     n_tokens = tuple((8, 5, 0, 6)[rank % 4] for rank in range(n_ranks))
+    first, *later = batches(n_ranks)
     listed = [
         ("exact rows", {}),
         ("padding to 16", {"pad_multiple": 16}),
@@ -118,6 +125,12 @@ def cases(n_ranks=4):
             dict(n_tokens=large_batch(n_ranks), n_local_experts=MANY_EXPERTS, top_k=2, hidden=64, rounds=1),
         ),
         ("five rounds", {}, dict(n_tokens=(2,) * n_ranks, top_k=2, hidden=64, rounds=5)),
+        ("fp16", {}, dict(hidden=64, dtype="fp16", rounds=1, nans=True)),
+        (
+            "batch sizes that change",
+            {},
+            dict(n_tokens=first, later=tuple(later), top_k=2, hidden=64, rounds=len(BATCHES), nans=True),
+        ),
     ]
     made_cases = [
         HybridCase(name, 300 + i, options, **dict(n_tokens=n_tokens) | dict(*more))

@@ -10,6 +10,7 @@ from epmoe_ref.config import TOKEN_FORMATS
 from epmoe_ref.errors import EPError, EPValueError
 
 COMBINE_DTYPES = ("bf16", "fp16", "fp32")
+ROW_DTYPES = (*COMBINE_DTYPES, "fp8")
 
 OPTIONS = frozenset(
     {"unweighted", "epilogue", "input_scale", "fused_shared_expert", "skip_a2a", "use_shmem", "fuse_a_scale_preshuffle"}
@@ -64,6 +65,10 @@ class Implementation:
     def combine(self, expert_outputs, dispatched, router_weights, **options):
         """expert_outputs [rows, hidden] in combine_dtype, in the order of dispatch's rows; dispatched: dispatch's
         result; router_weights float32 [T, top_k] or None; options: epilogue and epilogue_args.
+        epilogue(token, col, value, *args) -> what to return for out[token, col], rounded once more; numbers, or arrays
+        that broadcast. token and col are int32, value is float32: the sum, with the shared expert's row added, already
+        rounded to combine_dtype. epilogue_args: a tuple; each list in it has one entry for each rank, and args are the
+        entries of the rank. With per_rank it has these entries in place of the lists.
 
         Returns [T, hidden], or [T, top_k, hidden] without router weights, in combine_dtype.
         """
@@ -103,17 +108,20 @@ class _OfMegatron:
 class RowsImplementation(_OfMegatron):
     """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
 
+    dtypes: the types of x that it serves: "bf16", "fp16", "fp32", and "fp8" for a pair (e4m3 [T, H], float32 scales
+    [T, H / 128]). Other cases are listed as not served.
     Arguments, and each result but the handle, are lists over ranks, or this rank's with per_rank. An object serves one
     world, sized by its first call.
     Optional, for gradients: dispatch_backward(grad_recv_x, grad_recv_token_probs, handle) -> (grad_x,
     grad_token_probs), and combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
 
+    dtypes = ROW_DTYPES
+
     def dispatch(self, x, token_indices, token_probs, num_experts):
         """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
-        x: bf16, fp16 or float32 [T, H], or a pair (e4m3 [T, H], float32 scales [T, H / 128]). token_indices: integers
-        [T, K], -1 for no expert. token_probs: float32 [T, K]. epmoe_ref.fused_a2a's dispatch_forward defines the
+        x: [T, H], or a pair; see dtypes. token_indices: integers [T, K], -1 for no expert. token_probs: float32 [T, K]. epmoe_ref.fused_a2a's dispatch_forward defines the
         results; the handle is the implementation's own.
         """
         raise NotImplementedError
@@ -127,13 +135,14 @@ class HybridImplementation(_OfMegatron):
     """Megatron's HybridEP: one row for each (token, local expert), grouped by expert, padded or cut to a given size.
 
     options: the keyword arguments of dispatch that it serves, and "without_probs" for probs=None. Cases that need more
-    are listed as not served. Arguments, and each result but the handle, are lists over ranks, or this rank's with
+    are listed as not served. dtypes: the types of x that it serves: "bf16", "fp16". Arguments, and each result but the handle, are lists over ranks, or this rank's with
     per_rank.
     Optional, for gradients: dispatch_backward(grad_hidden, grad_probs, handle) -> (grad_x, grad_probs), and
     combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
 
     options = frozenset({"num_permuted_tokens", "pad_multiple", "fp8_dispatch", "p2p_world_size", "without_probs"})
+    dtypes = ("bf16", "fp16")
 
     def dispatch(self, x, routing_map, probs, num_local_experts, **options):
         """Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle).
@@ -211,7 +220,7 @@ def whole(found, name):
         )
     halves = has_halves(found)
     _refuse_unknown_names(found, name)
-    _refuse_hidden(found, name)
+    _refuse_sizes(found, name)
     for layout in layouts:
         for call in ("dispatch", "combine"):
             own = getattr(found, call)
@@ -238,7 +247,9 @@ def _refuse_unknown_names(found, name):
     if issubclass(found, Implementation):
         known = {"token_formats": TOKEN_FORMATS, "combine_dtypes": COMBINE_DTYPES, "options": OPTIONS}
     elif issubclass(found, HybridImplementation):
-        known = {"options": HybridImplementation.options}
+        known = {"options": HybridImplementation.options, "dtypes": HybridImplementation.dtypes}
+    else:
+        known = {"dtypes": ROW_DTYPES}
     for attribute, there in known.items():
         given = getattr(found, attribute)
         if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
@@ -252,8 +263,11 @@ def _refuse_unknown_names(found, name):
                 )
 
 
-def _refuse_hidden(found, name):
-    """Refuse a hidden that not all token formats can have."""
+def _refuse_sizes(found, name):
+    """Refuse a hidden that not all token formats can have, and a max_top_k that no case has."""
+    most = getattr(found, "max_top_k", None)
+    if most is not None and not (isinstance(most, int) and most > 0):
+        raise EPValueError(f"{name}.max_top_k = {most!r} must be at least 1, or None for any top_k")
     hidden = getattr(found, "hidden", None)
     if hidden is not None and not (isinstance(hidden, int) and hidden > 0 and hidden % 256 == 0):
         raise EPValueError(f"{name}.hidden = {hidden!r} must be a multiple of 256, or None for any hidden size")
@@ -265,6 +279,8 @@ def _choice(names):
 
 def not_served(implementation, case):
     """Why this implementation does not serve a case, in a few words; None if it does."""
+    if not issubclass(implementation, Implementation) and case.dtype not in implementation.dtypes:
+        return f"x in {case.dtype}"
     if issubclass(implementation, RowsImplementation):
         return None
     if issubclass(implementation, Implementation):

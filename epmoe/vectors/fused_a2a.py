@@ -3,6 +3,7 @@
 from functools import partial
 
 from epmoe.check import hybrid, rows
+from epmoe.check.compare_rows import pair_of
 from epmoe.check.made_arrays import GRAD_X, RETURNED
 from epmoe.vectors.files import Array, file_name, one_nan
 from epmoe_ref import fused_a2a
@@ -30,7 +31,7 @@ def _rows_arrays(case):
     x, ids, probs = case.x(0), case.token_indices(0), case.token_probs(0)
     recv_x, recv_ids, recv_probs, counts, handle = fused_a2a.dispatch_forward(x, ids, probs, case.n_experts)
     returned = case.returned(0, handle)
-    grad_rows, grad_row_probs = case.gradients(0, recv_x, recv_ids)
+    grad_rows, grad_row_probs = case.gradients(0, recv_ids)
     grad_x, grad_probs = fused_a2a.dispatch_backward(handle, grad_rows, grad_row_probs)
     grad_combined = case.gradients_of_combined(0)
     return _arrays(
@@ -90,12 +91,13 @@ def _hybrid_arrays(case):
 
 
 def _arrays(**sides):
-    """Arrays of each side by name, in rank order. Entries that are None are left out."""
+    """Arrays of each side by name, in rank order. Entries that are None are left out. Pairs are NAME and NAME_scales."""
     return [
-        Array(name, side, rank, per_rank[rank])
+        Array(name + suffix, side, rank, array)
         for side, named in sides.items()
         for name, per_rank in named.items()
         if per_rank is not None
         for rank in range(N_RANKS)
         if per_rank[rank] is not None
+        for suffix, array in zip(("", "_scales"), pair_of(per_rank[rank]))
     ]

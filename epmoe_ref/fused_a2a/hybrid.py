@@ -40,7 +40,8 @@ def hybrid_dispatch_forward(
     Returns (dispatched_hidden, dispatched_probs, dispatched_scaling_factor, tokens_per_expert, handle). All but the
     handle are lists over ranks:
     dispatched_hidden [P, H], dtype of x (e4m3 with fp8_dispatch): grouped by expert, then ordered by src_rank, then
-    token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter unwritten).
+    token. Padding rows, and rows beyond the last segment, are zero (an implementation may leave the latter unwritten,
+    with their probs and scales, here and in combine's gradient).
     dispatched_probs float32 [P]: the prob of the row's (token, expert); zero without a token. None on every rank if
     there are no probs.
     dispatched_scaling_factor float32 [P, H / 128]: the row's scales; zero without a token. None on every rank without

@@ -146,6 +146,10 @@ class NoTuple(NumpyWorld):
     token_formats = "bf16"
 
 
+class NoTopK(NumpyWorld):
+    max_top_k = 0
+
+
 class OddHidden(NumpyWorld):
     hidden = 100
 

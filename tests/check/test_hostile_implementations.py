@@ -114,6 +114,7 @@ def test_counts_are_compared_as_they_are(name, says):
         ("Misspelt", "token_formats has 'nvpf4'; did you mean 'nvfp4'?"),
         ("NoTuple", "must be a tuple or set of names"),
         ("MisspeltOption", "options has 'unweigthed'; did you mean 'unweighted'?"),
+        ("NoTopK", "NoTopK.max_top_k = 0 must be at least 1"),
         ("OddHidden", "OddHidden.hidden = 100 must be a multiple of 256"),
         ("NoCombine", "NoCombine has no method combine(self, "),
         ("MisspeltType", "combine_dtypes has 'fp8'; there are bf16, fp16, fp32"),
@@ -143,7 +144,7 @@ def test_serving_no_case_is_no_pass(told, run_pytest):
     result = told("check hostile_worlds:ServesNothing --ranks 2 --quiet")
     assert result.returncode == 2 and "no case was run" in result.stdout
     result = run_pytest("--epmoe-check", "hostile_worlds:ServesNothing", "--epmoe-ranks", "2")
-    assert result.returncode == 4 and "it serves none of the 49 cases" in result.stderr
+    assert result.returncode == 4 and "it serves none of the 53 cases" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Mistakes in HybridEP's rows are named: order, padding, counts, probs, sums, gradients, rows that must not be read."""
 
 import functools
+from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -57,6 +57,15 @@ def dirty_padding(handle, rank, a):
     return a
 
 
+def dirty_tail(handle, rank, a):
+    a[handle.tokens_per_expert[rank].sum() :] = 1
+    return a
+
+
+def one_p2p_world(x, handle):
+    return fused_a2a.hybrid_combine_forward(x, replace(handle, p2p_world_size=handle.n_ranks))
+
+
 def summed(once=False, descending=False):
     """combine's sums: in float32 and rounded once, or experts descending."""
 
@@ -72,8 +81,8 @@ def summed(once=False, descending=False):
                     has = row_of[:, e] >= 0
                     part[has] += x[rank][row_of[has, e]].astype(np.float32)
                 if not once:
-                    total += part.astype(ml_dtypes.bfloat16).astype(np.float32)
-            out.append(total.astype(ml_dtypes.bfloat16))
+                    total += part.astype(x[0].dtype).astype(np.float32)
+            out.append(total.astype(x[0].dtype))
         return out
 
     return sums
@@ -104,6 +113,7 @@ MISTAKES = {
     ),
     "summed in float32 and rounded once": changed(sums=summed(once=True)),
     "added in descending order": changed(sums=summed(descending=True)),
+    "tokens_per_expert is int32": changed(counts=lambda handle, rank, a: a.astype(np.int32)),
     "not zero where the pair has no row": changed(
         grad_probs=lambda handle, rank, a: np.where(handle.row_of[rank] < 0, np.float32(3), a)
     ),
@@ -147,6 +157,16 @@ def test_the_place_of_a_wrong_row():
 def test_rows_without_a_token_must_not_be_read():
     report = check(changed(sums=reads_every_row), n_ranks=2, only="padding to 16")
     assert report.failed[0].differences[0].what == "combined_x" and "is nan" in str(report)
+
+
+def test_rows_after_the_last_segment_may_hold_anything():
+    report = check(changed(hidden=dirty_tail, probs=dirty_tail, rows_back=dirty_tail), n_ranks=2)
+    assert report.passed, str(report)
+
+
+def test_sums_of_p2p_worlds_must_be_rounded():
+    report = check(changed(sums=one_p2p_world), only="two p2p worlds")
+    assert "cause: the sums of p2p worlds are not rounded" in str(report)
 
 
 def test_what_does_not_fit_is_not_counted():

@@ -15,6 +15,8 @@ def changed(**functions):
     names = ("recv_x", "recv_token_indices", "recv_token_probs", "tokens_per_expert")
 
     class Changed(ReferenceRows):
+        dtypes = ("bf16",)
+
         def dispatch(self, x, token_indices, token_probs, num_experts):
             *results, handle = super().dispatch(x, token_indices, token_probs, num_experts)
             results = [
@@ -72,8 +74,8 @@ MISTAKES = {
     "zeros have the wrong sign": changed(
         combined=lambda x, handle, sums: [np.where(s == 0, -np.abs(s), s).astype(s.dtype) for s in sums]
     ),
-    "sum over ranks ascending, in float32": changed(combined=bf16_sum),
-    "sum over ranks ascending": changed(combined=descending_sum),
+    "the sum is rounded after each rank": changed(combined=bf16_sum),
+    "the ranks are added in descending order": changed(combined=descending_sum),
 }
 
 
@@ -82,6 +84,27 @@ def test_a_mistake_is_named(words):
     report = check(MISTAKES[words], n_ranks=3)
     assert report.failed
     assert all(words in str(d) for o in report.failed for d in o.differences), str(report)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "words"),
+    [
+        ("fp8 pairs", lambda x: (x[0], x[1].T), "recv_x_scales is float32 (2, 6), reference float32 (6, 2)"),
+        ("fp8 pairs", lambda x: (x[0], x[1] * 2), "the scales of its token"),
+        ("fp8 pairs", lambda x: x[0], "recv_x is no pair"),
+        ("fp16", lambda x: x.astype(ml_dtypes.bfloat16), "recv_x is bfloat16 (10, 64), reference float16 (10, 64)"),
+        ("float32", lambda x: np.where(np.isnan(x), np.float32("nan"), x), "is nan [0x7fc00000], reference nan"),
+    ],
+)
+def test_rows_of_every_type_are_compared(case, change, words):
+    class Changed(ReferenceRows):
+        def dispatch(self, *arguments):
+            rows, *others = super().dispatch(*arguments)
+            return ([change(x) for x in rows], *others)
+
+    assert words in str(check(Changed, n_ranks=2, only=case))
+    Changed.dtypes = ("bf16",)
+    assert "not served" in str(check(Changed, n_ranks=2, only=case))
 
 
 def test_the_place_of_a_wrong_prob():

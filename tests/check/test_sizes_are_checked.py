@@ -104,6 +104,42 @@ def test_results_that_are_lost_from_the_fourth_round_on_differ(base):
     assert [d.round for o in report.failed for d in o.differences] == [4] * 4
 
 
+@pytest.mark.parametrize("base", [Reference, ReferenceRows, ReferenceHybrid])
+def test_batch_sizes_change_and_a_rank_gets_rows_then_none_then_rows(base):
+    class Fixed(base):
+        batch = rows = None
+
+        def dispatch(self, x, *arguments, **options):
+            results = super().dispatch(x, *arguments, **options)
+            rows = [len(r.output_tokens) for r in results] if base is Reference else [len(r) for r in results[0]]
+            turned = self.rows and [before and not now for before, now in zip(self.rows, rows)]
+            assert not self.batch or self.batch == [*map(len, x)], f"another batch: {turned}"
+            self.batch, self.rows = [*map(len, x)], rows
+            return results
+
+    report = check(Fixed)
+    assert [o.case for o in report.failed] == ["batch sizes that change"]
+    assert "another batch: [True, True, True, False]" in str(report)
+
+
+def in_a_byte(array):
+    return np.where(array < 0, array, array & 255)
+
+
+@pytest.mark.parametrize("name", ["row_offsets", "src_info", "topk_ids"])
+def test_numbers_that_need_more_than_a_byte_are_tried(name):
+    class Narrow(Reference):
+        def dispatch(self, input_tokens, topk_ids, **options):
+            if name == "topk_ids":
+                topk_ids = [in_a_byte(ids) for ids in topk_ids]
+            results = [copy.copy(d) for d in super().dispatch(input_tokens, topk_ids, **options)]
+            for d in results:
+                setattr(d, name, in_a_byte(getattr(d, name)))
+            return results
+
+    assert len(check(Narrow, only="more than 256").failed) == 1
+
+
 def test_there_may_be_more_ranks_than_share_an_interconnect():
     report = check(Reference, n_ranks=9, only="one slot")
     assert report.passed and "9 ranks" in report.verdict, str(report)

@@ -43,6 +43,7 @@ class Rows(RowsImplementation):
     """Buffer.dispatch and Buffer.combine of ranks that share NVLink."""
 
     per_rank = True
+    dtypes = ("bf16",)
     NVL_BYTES = 1 << 28
 
     def __init__(self):
