@@ -11,7 +11,7 @@ Ten lines connect an implementation (a library, a kernel, a NumPy sketch):
             rows, offsets, info = my_library.dispatch(input_tokens, topk_ids, self.cfg.n_experts)
             return [dict(output_tokens=r, row_offsets=o, src_info=i) for r, o, i in zip(rows, offsets, info)]
         def combine(self, expert_outputs, dispatched, router_weights):
-            return my_library.combine(expert_outputs, router_weights)
+            return my_library.combine(expert_outputs, [d["src_info"] for d in dispatched], router_weights)
 
     $ epmoe check mine:Mine            # a table of cases, PASS or FAIL
     $ python -m pytest --epmoe-check mine:Mine   # one test a case
@@ -53,3 +53,7 @@ def __getattr__(name):
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__():
+    return [*globals(), *__all__]  # so that help() shows them

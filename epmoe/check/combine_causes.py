@@ -93,15 +93,15 @@ class Sum:
         rows[first : first + n] = self.round.case.shared_outputs(self.round.number, self.rank, n)
         return rows.astype(np.float32)
 
-    def finish(self, acc, shared=True, lambda_=True):
-        """Round, add the shared expert, round, apply the epilogue, round."""
-        value = acc.astype(self.dtype)
+    def finish(self, acc, shared=True, lambda_=True, exact=False):
+        """Round, add the shared expert, round, apply the epilogue, round. exact: the epilogue gets what is not rounded."""
+        value = acc
         if shared and self.cfg.fused_shared_expert:
-            value = (value.astype(np.float32) + self.shared()).astype(self.dtype)
+            value = self.rounded(acc) + self.shared()
         if lambda_ and self.round.case.epilogue:
             args = [a[self.rank] for a in epilogue_args(self.cfg.n_ranks)]
-            value = epilogue(None, None, value.astype(np.float32), *args).astype(self.dtype)
-        return value
+            value = epilogue(None, None, value if exact else self.rounded(value), *args)
+        return value.astype(self.dtype)
 
     def rounded(self, acc):
         """Rounded to the output's type, as float32."""
@@ -172,12 +172,16 @@ def _weighted(s, got):
     acc = s.routed()
     if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(acc))):
         causes.append("the sum is cut off to bf16; it is rounded to nearest even")
+    if s.cfg.combine_dtype == "bf16" and _same(got, s.finish(_toward_zero(_half_away(acc)))):
+        causes.append("halves are rounded away from zero (+ 0x8000); the sum is rounded to nearest even")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc, shared=False)):
         causes.append("the shared expert's rows are not added")
     if s.cfg.fused_shared_expert and _same(got, s.finish(acc + s.shared(), shared=False)):
         causes.append(f"the shared expert's row is added before the sum is rounded to {name}; it is added after")
     if s.round.case.epilogue and _same(got, s.finish(acc, lambda_=False)):
         causes.append("the epilogue is not called")
+    if s.round.case.epilogue and _same(got, s.finish(acc, exact=True)):
+        causes.append(f"the epilogue got the sum before it was rounded to {name}")
     if any(_same(got[known], other.finish(other.routed())[known]) for other, known in outputs_beside(s) if known.any()):
         causes.append(BESIDE)
     return causes + _of_other_rank(s, got) + _left_over(s, got)
@@ -207,6 +211,11 @@ def _earlier(round_):
 def _toward_zero(acc):
     """Float32 numbers with their lower half cut off, so that rounding them to bf16 changes nothing."""
     return np.where(np.isnan(acc), acc, (acc.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
+
+
+def _half_away(acc):
+    """Float32 numbers whose upper half is rounded to nearest, halves away from zero."""
+    return np.where(np.isfinite(acc), (acc.view(np.uint32) + np.uint32(0x8000)).view(np.float32), acc)
 
 
 def _ids_of_minus_one(s, got):

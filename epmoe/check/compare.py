@@ -9,18 +9,21 @@ each array that differs; it is empty if the results are equal. Equality is exact
 - in combine every NaN equals every NaN, because hardware and NumPy produce different ones.
 
 `want` is the reference's Dispatched, `got` any object (or dict) with its fields. A field that is missing or None in
-`got` is not compared, except output_tokens, row_offsets and src_info, which are required. Arrays are NumPy arrays or
-convert with np.asarray. Of arrays with spare capacity the first row_offsets[-1] rows count.
+`got` is not compared, except output_tokens, row_offsets, src_info and, in formats that have them, output_scales, which
+are required. Arrays are NumPy arrays or convert with np.asarray. Of arrays with spare capacity the first
+row_offsets[-1] rows count.
 """
 
 import numpy as np
 
+from epmoe.check.calls import WrongForm, listed
 from epmoe.check.compare_segments import compare_payload, compare_scales, compare_src_info
 from epmoe.check.difference import Difference, as_array, bits, columns, form, shown
 from epmoe.check.places import layout, places_of, src_rank_at
+from epmoe_ref.errors import EPValueError
 from epmoe_ref.formats.scale_layout import transposed
 
-NEEDED = ("output_tokens", "row_offsets", "src_info")
+NEEDED = ("output_tokens", "row_offsets", "src_info", "output_scales")  # those that the reference's result has
 RULE = {
     "recv_count": "recv_count[local expert, src_rank] is the number of (token, k) pairs routed there",
     "row_offsets": "row_offsets are exclusive prefix sums of the experts' row counts (rounded up where the format "
@@ -38,9 +41,8 @@ def field(result, name):
 
 
 def _names(result):
-    """The names of a result's fields, as text."""
-    names = [n for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ())) if n[:1] != "_"]
-    return ", ".join(names) or f"nothing, it is {result!r:.60}"
+    """The names of a result's fields."""
+    return [n for n in (result if isinstance(result, dict) else getattr(result, "__dict__", ())) if n[:1] != "_"]
 
 
 def array(result, name):
@@ -52,19 +54,24 @@ def array(result, name):
 def compare_dispatched(cfg, rank, got, want):
     """Differences between one rank's dispatch result and the reference's, the most informative first.
 
-    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets and src_info
-    are required. Other missing fields are not compared, and neither are rows past row_offsets[-1]. want:
-    epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free. Everything else
+    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets, src_info and,
+    in formats that have them, output_scales are required. Other missing fields are not compared, and neither are rows
+    past row_offsets[-1]. want: epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free. Everything else
     is compared bit for bit. Returns a list of Difference, empty if they are equal.
     """
 
     def both(name):
         return array(got, name), array(want, name)
 
-    missing = [name for name in NEEDED if field(got, name) is None]
-    if missing:
-        says = f"has no {', '.join(missing)}; it has {_names(got)}"
-        rule = "output_tokens, row_offsets and src_info must be given, in a dict or an object"
+    if not 0 <= rank < cfg.n_ranks:
+        raise EPValueError(f"rank={rank} must be at least 0 and less than n_ranks={cfg.n_ranks}")
+    needed = [name for name in NEEDED if field(want, name) is not None]
+    if missing := [name for name in needed if field(got, name) is None]:
+        names = _names(got)
+        says = f"has no {', '.join(missing)}; it has {', '.join(names) or f'nothing, it is {got!r:.60}'}"
+        if set(missing) <= set(names):
+            says = f"has None for {', '.join(missing)}"
+        rule = f"{', '.join(needed)} must be given, in a dict or an object"
         return [Difference("dispatch's result", says, got, want, rank, rule=rule)]
     found = [
         d
@@ -92,8 +99,10 @@ def compare_dispatched(cfg, rank, got, want):
 
 def compare_dispatched_world(cfg, got, want):
     """Differences over all ranks: compare_dispatched of each. got and want are lists over ranks."""
-    if len(got) != len(want):
-        return [Difference("dispatch", f"returned {len(got)} results for {len(want)} ranks")]
+    try:
+        got = listed("dispatch", got, len(want), "results")
+    except WrongForm as wrong:
+        return [wrong.difference]
     return [d for rank in range(len(want)) for d in compare_dispatched(cfg, rank, got[rank], want[rank])]
 
 
@@ -153,16 +162,17 @@ def row_shape_fits(cfg, name, got, want):
 
 def same_type(got, want):
     """Whether an array has the reference's type, or is its bits, so that elements can be compared."""
+    is_bits = got.dtype.kind == "u" or got.dtype.type is np.void  # the types of ml_dtypes have kind V, too
     return got.dtype.itemsize == want.dtype.itemsize and (
-        got.dtype.kind in "uV" or got.dtype == want.dtype or got.dtype.kind == want.dtype.kind == "i"
+        is_bits or got.dtype == want.dtype or got.dtype.kind == want.dtype.kind == "i"
     )
 
 
-def compare_combined(cfg, rank, got, want, *, topk_ids=None):
+def compare_combined(cfg, rank, got, want, *, topk_ids=None, epilogue=False):
     """Differences between one rank's combine output and the reference's.
 
     got, want: [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type.
-    topk_ids [num_tokens, top_k] names experts in messages. Compared bit for bit, except that any NaN equals any NaN.
+    topk_ids [num_tokens, top_k] names experts in messages. epilogue: there is one, for the rule. Compared bit for bit, except that any NaN equals any NaN.
     Returns a list of Difference, empty if they are equal.
     """
     got, want = as_array(got), as_array(want)
@@ -187,11 +197,13 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None):
         f"is {shown(got[at])}, reference {shown(want[at])}; first of {int(different.sum())} differing elements in "
         f"{n_tokens} of {len(want)} tokens{columns(different)}{of_token}"
     )
-    rule = (
-        "without router weights out[t, k] is the expert's row, and zero where the id is -1"
-        if len(at) == 3
-        else "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once"
-    )
+    rule = "without router weights out[t, k] is the expert's row, and zero where the id is -1"
+    if len(at) < 3:
+        rule = "out[t] = sum over k ascending of w[t, k] * y[t, k], fused multiply-add in float32 from +0, rounded once"
+        if cfg is not None and cfg.fused_shared_expert:
+            rule += "; the shared expert's row is added to that and rounded again"
+        if epilogue:
+            rule += "; the epilogue gets that, and its result is rounded again"
     return [Difference("output", says, got, want, rank, rule=rule, **place)]
 
 
@@ -205,8 +217,10 @@ def _remedy(got, want):
 
 def compare_combined_world(cfg, got, want, *, topk_ids=None):
     """Differences over all ranks: compare_combined of each. got, want and topk_ids are lists over ranks."""
-    if len(got) != len(want):
-        return [Difference("combine", f"returned {len(got)} results for {len(want)} ranks")]
+    try:
+        got = listed("combine", got, len(want), "arrays")
+    except WrongForm as wrong:
+        return [wrong.difference]
     ids = topk_ids if topk_ids is not None else [None] * len(want)
     return [
         d for rank in range(len(want)) for d in compare_combined(cfg, rank, got[rank], want[rank], topk_ids=ids[rank])

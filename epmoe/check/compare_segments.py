@@ -11,6 +11,14 @@ from epmoe_ref import format_of
 from epmoe_ref.formats import scale_layout
 
 SWAP = "rows swapped within a segment: allowed, if output_tokens, scales and src_info move together"
+QUANTISED = {
+    "fp8_blockwise": "s = max(absmax of 128 columns, 1e-4) / 448, q = e4m3(clamp(x / s, -448, 448)); absmax skips NaN",
+    "nvfp4": "s = e4m3(g * (absmax of 16 columns * (1/6))), g the input scale, q = e2m1(x * (1 / (s * (1/g))))",
+    "mxfp4": "s = e8m0(absmax of 32 columns * (1/6)), rounded up, q = e2m1(x * (1/s))",
+    "mxfp8": "s = e8m0(absmax of 32 columns * (1/448)), rounded up, q = e4m3(x * (1/s))",
+    "mxfp4_rows": "s = 2**(e - 127), e = ((bits(absmax of 32 columns) + 2**21) >> 23 & 255) - 2, from 0 to 254, "
+    "q = e2m1(x / s)",
+}
 
 
 def compare_src_info(cfg, rank, where, got, want):
@@ -87,7 +95,8 @@ def compare_payload(cfg, rank, where, pairs, src_info, got, want):
         f"is {texts[0]}, reference {texts[1]}; first of {int(different.sum())} differing elements in "
         f"{int(different.any(axis=1).sum())} of {len(pairs)} rows{'' if packed(cfg) else columns(different)}"
     )
-    return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, SWAP)]
+    rule = "; ".join([*filter(None, [QUANTISED.get(cfg.token_format)]), SWAP])
+    return [_at_row(cfg, rank, where, src_info, row_got, row, "output_tokens", says, got, want, column, rule)]
 
 
 def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
@@ -106,7 +115,8 @@ def compare_scales(cfg, rank, where, pairs, src_info, got, want, row_offsets):
             f"of columns {k * V} to {k * V + V - 1} is {values[0]}, reference {values[1]}; first of "
             f"{int(different.sum())} differing scales in {int(different.any(axis=1).sum())} of {len(pairs)} rows"
         )
-        told = "output_scales", says, got, want, k * V, LAYOUT_RULES[layout(cfg)]
+        rule = f"{QUANTISED[cfg.token_format]}; {LAYOUT_RULES[layout(cfg)]}"
+        told = "output_scales", says, got, want, k * V, rule
         return [_at_row(cfg, rank, where, src_info, row_got, row, *told)]
     is_tiled = layout(cfg) is scale_layout.tiles_5d
     return _compare_tile_filling(cfg, rank, where, got, want, row_offsets) if is_tiled else []

@@ -79,10 +79,17 @@ def with_causes(round_, differences):
             return []
         of_counts = difference.what == "row_offsets" and counts_are_wrong(suspect)
         causes = COUNT_CAUSES if of_counts else CAUSES.get(difference.what, ())
+        if _one_buffer(suspect):
+            return ["the ranks' arrays share memory: a later rank's overwrites this one"]
         with np.errstate(all="ignore"):
             return [cause for cause, test in causes if test(suspect)]
 
     return explained(differences, candidates, (MIXED, NAN_LOST, FLUSHED, ROWS_LOST))
+
+
+def _one_buffer(suspect):
+    others = [result for result in suspect.round.dispatched if result is not None and result is not suspect.result]
+    return any(np.shares_memory(suspect.got, array(other, suspect.name)) for other in others)
 
 
 def _comparable(suspect):
@@ -137,7 +144,7 @@ def _other_rank_order(suspect):
 
 def _tokens_counted_over_ranks(suspect):
     where = suspect.where
-    first = np.cumsum([0, *suspect.round.case.n_tokens])[:-1]
+    first = np.cumsum([0, *map(len, suspect.round.topk_ids)])[:-1]
     shift = np.where(where.src_rank >= 0, first[where.src_rank], 0)
     local = suspect.got[: where.n_rows] - np.column_stack([shift, np.zeros_like(shift)])
     return same_up_to_segments(suspect.segment, local, suspect.want)
@@ -158,6 +165,7 @@ MIXED = "an expert's rows are not grouped by src_rank; ranks must ascend inside 
 CAUSES = {
     "recv_count": COUNT_CAUSES
     + [
+        ("the src_ranks are in descending order; they must ascend", lambda s: same(s.got, s.want[:, ::-1])),
         ("the array is transposed: the first axis is the local expert", lambda s: same(s.got, s.want.T)),
         ("a word that was not yet written (2**64 - 1) was used as a count", _not_arrived),
         ("these are the counts of the previous round", _from_before),

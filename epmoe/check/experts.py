@@ -14,7 +14,7 @@ from epmoe.check.compare import compare_combined, compare_dispatched, field
 from epmoe.check.places import PADDING, SHARED, places_of
 from epmoe.check.words import WordsOf
 
-COMPARED = ("expert_ids", "recv_count", "output_scales", "scales_offset")
+COMPARED = ("expert_ids", "recv_count", "scales_offset")
 DISPATCHED = "dicts or objects with output_tokens, row_offsets, src_info, ..."
 # content of padding rows of expert_outputs; it shows if an implementation reads them
 NAN_ROW = float("nan")
@@ -23,7 +23,8 @@ NAN_ROW = float("nan")
 def run_case(implementation, case, ranks, not_given):
     """Differences of the first round that has any, over the ranks of this process; empty if all rounds are right.
 
-    not_given: a set; the names of arrays that dispatch left out are added to it.
+    not_given: a set; the names of arrays that dispatch left out are added to it, and those of memory that only some of
+    buffers() and counters() read.
     """
     previous = memory = None
 
@@ -35,6 +36,7 @@ def run_case(implementation, case, ranks, not_given):
         previous = this = Round(case, round_, ranks.here, previous)
         yield from this.dispatch(world, call, memory, not_given)
         yield from this.combine(world, call, memory)
+        not_given.update(memory.not_read)
 
     return first_found(implementation, case, ranks, steps, case.cfg)
 
@@ -111,7 +113,7 @@ class Round:
 
         def compare(rank):
             got, want, ids = self.combined[rank], self.combined_want[rank], self.topk_ids[rank]
-            return compare_combined(self.cfg, rank, got, want, topk_ids=ids)
+            return compare_combined(self.cfg, rank, got, want, topk_ids=ids, epilogue=self.case.epilogue)
 
         yield changed, lambda: combine_causes.with_causes(self, call.each(compare)())
 

@@ -3,10 +3,11 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.check.compare import array, row_shape_fits
+from epmoe.check.compare import array, row_shape_fits, same_type
 from epmoe.check.compare_segments import compare_src_info, scales_of
 from epmoe.check.difference import bits
 from epmoe.check.places import packed
+from epmoe_ref.casts import absmax, to_e4m3
 
 FLOOR = np.float32(1e-4) / np.float32(448)  # the scale of a group whose absmax is below 1e-4
 
@@ -68,7 +69,7 @@ def _changed(change):
         got, want = matched_tokens(suspect)
         made = change(want)
         same = (bits(got) == bits(made)) | (np.isnan(got) & np.isnan(made))
-        return bool(same.all() and (bits(made) != bits(want)).any())
+        return bool(same.all() and ((bits(made) != bits(want)) & ~np.isnan(want)).any())
 
     return test
 
@@ -111,16 +112,52 @@ def _off_by_an_ulp(got, want):
     return int(abs(got - want).max(initial=0)) == 1
 
 
+def _blockwise(scale=lambda s: s, largest=absmax, width=128, divided=np.divide):
+    """A test: values, or scales, are those that blockwise FP8 with this mistake gives for the tokens of their rows."""
+
+    def test(suspect):
+        cfg, where = suspect.cfg, suspect.where
+        if cfg.token_format != "fp8_blockwise" or cfg.skip_a2a or not same_type(suspect.got, suspect.want):
+            return False
+        if not row_shape_fits(cfg, suspect.name, suspect.got, suspect.want):
+            return width * len(suspect.got) == cfg.hidden and width != 128
+        pairs = matched(suspect)
+        rows, of = pairs[where.src_rank[pairs[:, 1]] >= 0].T
+        sources = zip(where.src_rank[of], suspect.reference.src_info[of, 0])
+        tokens = np.array([suspect.round.input_tokens[rank][token] for rank, token in sources], np.float32)
+        groups = tokens.reshape(len(rows), -1, width)
+        scales = scale(np.maximum(largest(groups), np.float32(1e-4)) / np.float32(448))
+        if suspect.name == "output_scales":
+            return np.array_equal(suspect.got.T[rows], scales[..., 0], equal_nan=True)
+        return np.array_equal(bits(suspect.got)[rows], bits(to_e4m3(divided(groups, scales))).reshape(len(rows), -1))
+
+    return test
+
+
+BLOCKWISE = [
+    ("a scale is for 64 columns; it must be for 128", _blockwise(width=64)),
+    (
+        "values are multiplied by 1 / scale; they must be divided",
+        _blockwise(divided=lambda x, s: x * (np.float32(1) / s)),
+    ),
+    ("scales are rounded up to powers of two", _blockwise(scale=lambda s: np.exp2(np.ceil(np.log2(s))))),
+    (
+        "absmax is NaN where the group has one; it must skip NaN",
+        _blockwise(largest=lambda x: abs(x).max(2, keepdims=True)),
+    ),
+]
 PAYLOAD_CAUSES = [
+    *BLOCKWISE,
     (NAN_LOST, _elements(nan_lost)),
     (FLUSHED, _elements(flushed)),
     ("the two elements of each 4 bytes are swapped", _changed(_neighbours_swapped)),
     ("the two bytes of each element are swapped", _changed(_bytes_swapped)),
     ("the tokens went through fp16 on their way, which has another range than bf16", _changed(_through(np.float16))),
     ("the tokens went through fp8 (e4m3) on their way", _changed(_through(ml_dtypes.float8_e4m3fn))),
-    ("NaN has other bits than the format's: the reference's have no sign", _elements(both_nan)),
+    ("NaN has other bits: bf16 arrives as it is, and other formats' NaN has no sign", _elements(both_nan)),
 ]
 SCALE_CAUSES = [
+    *BLOCKWISE,
     (
         "the scales are reciprocals: an element is its code times the scale",
         _scales(lambda got, want: np.allclose(got * want, 1, rtol=1e-6)),

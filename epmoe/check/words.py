@@ -85,6 +85,7 @@ class WordsOf:
         self.world, self.cfg, self.call, self.halves = world, cfg, call, has_halves(world)
         self.model = World(cfg) if world.buffers is not None or world.counters is not None else None
         self.done, self.dispatched, self._before = "the start", None, {}
+        self.not_read = set()  # of the memory that was read last: the names of the rest
 
     def step(self, half, *of_ranks, **options_of_ranks):
         """Run a half of the model on all ranks. Arguments: lists over ranks of the step's arguments."""
@@ -131,6 +132,7 @@ class WordsOf:
             progress.begin("counters")
             if (counters := self.world.counters()) is not None:
                 read["ep_counters"] = self.call.over_ranks("counters", counters)
+        self.not_read = {*BUFFERS, "ep_counters"} - set(read)
         return {rank: {name: as_array(of[rank]) for name, of in read.items()} for rank in self.call.ranks.here}
 
     def _opened(self, rank, regions):

@@ -13,8 +13,8 @@ MIN_ABSMAX = np.float32(1e-4)  # keeps the scale of a group of zeros away from 0
 def quantise_blockwise(groups: np.ndarray):
     """float32 [..., 128] to (e4m3 [..., 128], float32 scales [..., 1]).
 
-    s = max(absmax, 1e-4) / 448 and q = e4m3(clamp(x / s, -448, 448)), both IEEE divisions (another implementation may
-    multiply by a reciprocal and differ by one ulp of the scale). absmax ignores NaN; NaN gives 0x7F. With an Inf in
+    s = max(absmax, 1e-4) / 448 and q = e4m3(clamp(x / s, -448, 448)), both IEEE divisions (a product with a reciprocal
+    may differ by one ulp, and then is not equal). absmax ignores NaN; NaN gives 0x7F. With an Inf in
     the group s is Inf. Then finite values give zero with their sign, and Inf itself gives NaN.
     """
     with np.errstate(all="ignore"):

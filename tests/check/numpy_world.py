@@ -15,6 +15,7 @@ class NumpyWorld(Implementation):
     token_formats = ("bf16", "fp8_blockwise")
     combine_dtypes = ("bf16", "fp16", "fp32")
     options = frozenset({"unweighted"})
+    width = 128  # of a scale's group
 
     def dispatch(self, input_tokens, topk_ids):
         self.topk_ids = topk_ids
@@ -77,13 +78,18 @@ class NumpyWorld(Implementation):
     def encode(self, tokens):
         if self.cfg.token_format == "bf16":
             return tokens, None
-        groups = tokens.astype(np.float32).reshape(len(tokens), -1, 128)
+        groups = tokens.astype(np.float32).reshape(len(tokens), -1, self.width)
         with np.errstate(all="ignore"):
-            absmax = np.fmax.reduce(np.abs(groups), axis=2, initial=np.float32(0))
-            scales = np.maximum(absmax, np.float32(1e-4)) / np.float32(448)
-            values = np.clip(groups / scales[..., None], -448, 448).astype(ml_dtypes.float8_e4m3fn)
+            scales = np.maximum(self.absmax(groups), np.float32(1e-4)) / np.float32(448)
+            values = np.clip(self.divided(groups, scales[..., None]), -448, 448).astype(ml_dtypes.float8_e4m3fn)
         values = np.where(np.isnan(values), np.uint8(0x7F), values.view(np.uint8)).view(ml_dtypes.float8_e4m3fn)
         return values.reshape(tokens.shape), self.scale_layout(scales)
+
+    def absmax(self, groups):
+        return np.fmax.reduce(np.abs(groups), axis=2, initial=np.float32(0))
+
+    def divided(self, groups, scales):
+        return groups / scales
 
     def scale_layout(self, scales):
         return np.ascontiguousarray(scales.T)

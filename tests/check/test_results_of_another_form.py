@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import epmoe_ref
-from epmoe.check import Implementation, check
+from epmoe.check import Implementation, check, compare_dispatched, compare_dispatched_world
 from epmoe.check.adapters.kernels import PlainKernels
 from epmoe.check.adapters.reference import Reference, ReferenceHybrid, ReferenceRows
 from epmoe_ref.errors import EPValueError
@@ -34,6 +34,10 @@ def other_names(results):
     return [{"tokens": r["output_tokens"]} for r in results]
 
 
+def tokens_none(results):
+    return [r | {"output_tokens": None} for r in results]
+
+
 def narrow(name):
     def formed(results):
         return [r | {name: r[name][:, :-1]} for r in results]
@@ -59,6 +63,7 @@ def right(results):
         (too_few, "dispatch returned 1 result; a list over the 2 ranks"),
         (one_dict, "dispatch returned a dict; a list over the 2 ranks"),
         (other_names, "rank 0: dispatch's result has no output_tokens, row_offsets, src_info; it has tokens"),
+        (tokens_none, "rank 0: dispatch's result has None for output_tokens"),
         (narrow("output_tokens"), "rank 0: output_tokens is bfloat16 (26, 127), reference bfloat16 (26, 128)"),
         (narrow("src_info"), "rank 0: src_info is int32 (26, 1), reference int32 (26, 2)"),
         (right, "combine returned None; a list over the 2 ranks is needed, of arrays [num_tokens, hidden]"),
@@ -90,6 +95,14 @@ def test_another_element_type_is_all_that_is_said(name, dtype, words):
     assert len(report.failed) == 2
     assert "likely cause" not in str(report)
     assert words in str(check(implementation, n_ranks=2, only="uneven"))
+
+
+def test_a_rank_that_there_is_not_is_refused_and_no_list_is_a_difference():
+    cfg = epmoe_ref.EPConfig(2, 4, 2, 8, 4)
+    want = epmoe_ref.dispatch(cfg, [np.zeros((1, 8), "bfloat16")] * 2, [np.zeros((1, 2), np.int32) + [0, 3]] * 2)
+    assert "a list over the 2 ranks" in str(compare_dispatched_world(cfg, None, want)[0])
+    with pytest.raises(EPValueError, match="rank=5 must be"):
+        compare_dispatched(cfg, 5, want[0], want[0])
 
 
 def test_a_method_that_is_missing_is_named_before_anything_runs():
@@ -159,10 +172,19 @@ def test_a_result_of_any_form_is_compared_and_gets_no_cause(base, function, at, 
 def test_sums_of_another_type_or_shape_get_a_remedy():
     for change, words in (
         (lambda a: a.astype(np.float32), ".astype(ml_dtypes.bfloat16)"),
+        (lambda a: a.astype(np.float16), "output is float16 (8, 128), reference bfloat16 (8, 128)"),
         (lambda a: a.reshape(-1), "combine returns [num_tokens, hidden]"),
     ):
         changed = reshaped(Reference, "combine", None, change)
         assert words in str(check(changed, n_ranks=2, only="one slot"))
+
+
+def test_scales_are_needed_and_types_of_ml_dtypes_are_no_bits():
+    for name, change, words in (
+        ("output_scales", none, "dispatch's result has None for output_scales"),
+        ("output_tokens", lambda a: a.view("float8_e4m3fnuz"), "is float8_e4m3fnuz (20, 384), reference float8_e4m3fn"),
+    ):
+        assert words in str(check(reshaped(Reference, "dispatch", name, change), n_ranks=2, only="fp8_blockwise"))
 
 
 def without_the_last(results):

@@ -14,7 +14,7 @@ from epmoe_ref import EPConfig
 
 
 def library():
-    """A module with dispatch(tokens, ids, n_experts) and combine(expert outputs, weights), as the example assumes."""
+    """A module with dispatch(tokens, ids, n_experts) and combine(expert outputs, src_info, weights), as the example assumes."""
     module, state = types.ModuleType("my_library"), {}
 
     def dispatch(input_tokens, topk_ids, n_experts):
@@ -23,7 +23,7 @@ def library():
         state["results"] = state["world"].dispatch(input_tokens, topk_ids)
         return ([r[name] for r in state["results"]] for name in ("output_tokens", "row_offsets", "src_info"))
 
-    def combine(expert_outputs, router_weights):
+    def combine(expert_outputs, src_info, router_weights):
         return state["world"].combine(expert_outputs, state["results"], router_weights)
 
     module.dispatch, module.combine = dispatch, combine

@@ -1,13 +1,16 @@
 """A right NumPy implementation passes; each wrong one gets the message for its own mistake and no other."""
 
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import wrong_combines
 import wrong_dispatches
 from numpy_world import NumpyWorld
 
 from epmoe.check import check
+from epmoe.check.adapters.reference import Reference
 from epmoe.check.causes import OR
 
 pytestmark = pytest.mark.usefixtures("each_case_once")
@@ -66,6 +69,15 @@ MISTAKES = {
     "SumStopsAtMinusOne": ("output", "a sum ends at its token's first -1"),
     "MinusOneLosesTheToken": ("recv_count", "exactly the tokens that have a -1 are left out"),
     "ScalesByReciprocal": ("output_scales", "scales are off by an ulp"),
+    "HalfAway": ("output", "halves are rounded away from zero"),
+    "CountsDescending": ("recv_count", "the src_ranks are in descending order"),
+    "StaleWhenEmpty": ("recv_count", "these are the counts of the previous round"),
+    "OneBuffer": ("output_tokens", "the ranks' arrays share memory"),
+    "UsualNan": ("output_tokens", "NaN has other bits"),
+    "NanInAbsmax": ("output_tokens", "absmax is NaN where the group has one"),
+    "TimesReciprocal": ("output_tokens", "values are multiplied by 1 / scale"),
+    "PowersOfTwo": ("output_scales", "scales are rounded up to powers of two"),
+    "GroupsOf64": ("output_scales", "a scale is for 64 columns"),
     "Raises": ("dispatch", "raised IndexError: index 12 is out of bounds"),
 }
 
@@ -114,6 +126,18 @@ def test_the_messages_are_as_many_as_the_mistakes(reports):
         return {name for name, (_, words) in MISTAKES.items() if any(words in text for text in texts)}
 
     assert {name: told(reports(name)) for name in MISTAKES} == {name: {name} for name in MISTAKES}
+
+
+def test_an_epilogue_that_gets_the_unrounded_sum_is_named():
+    class Unrounded(Reference):
+        def combine(self, expert_outputs, dispatched, router_weights, epilogue, epilogue_args):
+            self.cfg = replace(self.cfg, combine_dtype="fp32")
+            rows = [y.astype(np.float32) for y in expert_outputs]
+            sums = super().combine(rows, dispatched, router_weights, epilogue=epilogue, epilogue_args=epilogue_args)
+            return [s.astype(expert_outputs[0].dtype) for s in sums]
+
+    text = str(check(Unrounded, n_ranks=2, only="an epilogue"))
+    assert "cause: the epilogue got the sum before it was rounded to bf16" in text and "the epilogue gets that" in text
 
 
 def test_a_difference_says_rank_expert_src_rank_token_k_column_and_both_values(reports):

@@ -132,6 +132,8 @@ def test_without_halves_words_are_compared_after_dispatch_and_after_combine():
         reset_after_combine = wrong_words.EntryNotZeroed.reset_after_combine
 
     assert check(Whole, n_ranks=2, only="uneven").passed
+    part = type("Part", (Whole,), {"counters": None})
+    assert "not given and not compared: ep_counters)" in check(part, n_ranks=2, only="uneven").verdict
     report = check(Wrong, n_ranks=2, only="uneven")
     assert "A [local_expert 0, src_rank 0, READY + end row] after combine_wait" in str(report)
 

@@ -220,3 +220,53 @@ class ScalesByReciprocal(NumpyWorld):
         with np.errstate(all="ignore"):
             absmax = np.maximum(np.fmax.reduce(absmax, axis=2, initial=0), np.float32(1e-4))
         return values, self.scale_layout(absmax * (np.float32(1) / np.float32(448)))
+
+
+class CountsDescending(NumpyWorld):
+    def dispatch_of(self, *given):
+        d = super().dispatch_of(*given)
+        return d | {"recv_count": d["recv_count"][:, ::-1]}
+
+
+class StaleWhenEmpty(NumpyWorld):
+    """Returns before anything is written if no row comes."""
+
+    def dispatch_of(self, rank, *given):
+        kept, d = self.__dict__.setdefault("kept", {}), super().dispatch_of(rank, *given)
+        kept[rank] = kept.get(rank, d) if not len(d["src_info"]) else d
+        return kept[rank]
+
+
+class OneBuffer(NumpyWorld):
+    """Receives for all ranks in the same memory."""
+
+    def left_in_place(self, rank, output_tokens):
+        if rank == 0:
+            self.buffer = np.zeros((600, self.cfg.hidden), output_tokens.dtype)
+        self.buffer[: len(output_tokens)] = output_tokens
+        return self.buffer[: len(output_tokens)]
+
+
+class UsualNan(NumpyWorld):
+    def left_in_place(self, rank, output_tokens):
+        return np.where(np.isnan(output_tokens), np.array(np.nan, output_tokens.dtype), output_tokens)
+
+
+class NanInAbsmax(NumpyWorld):
+    def absmax(self, groups):
+        return np.abs(groups).max(axis=2, initial=np.float32(0))
+
+
+class TimesReciprocal(NumpyWorld):
+    def divided(self, groups, scales):
+        return groups * (np.float32(1) / scales)
+
+
+class PowersOfTwo(NumpyWorld):
+    def absmax(self, groups):
+        scales = np.maximum(super().absmax(groups), np.float32(1e-4)) / np.float32(448)
+        return np.exp2(np.ceil(np.log2(scales))) * np.float32(448)
+
+
+class GroupsOf64(NumpyWorld):
+    width = 64
