@@ -273,8 +273,11 @@ class GroupMemory:
         self._retire(*outgrown)
 
     def _retire(self, memory, heaps, clear):
-        """Free outgrown memory, once no result is in it, unless a graph of any rank may use it; collective."""
-        if any(self.world.tell(bool(self.captured), self._timeout)):
+        """Free outgrown memory, once no result is in it, unless a graph of any rank may use it; collective.
+
+        Memory in NVSHMEM's heap is freed with the Buffer: all ranks must free it together.
+        """
+        if not isinstance(memory, SymmetricMemory) or any(self.world.tell(bool(self.captured), self._timeout)):
             self._retired.append((memory, heaps, clear))
         else:  # all ranks' kernels have ended, as allocate() is collective
             memory.free(True, self._timeout, heaps, self.unused)
