@@ -1,14 +1,14 @@
 """Lamport rows: each 32-bit word of a row is its own ready flag, so rows need no signals.
 
 Until a row arrives, every 32-bit word of the buffer is the sentinel ABSENT, all ones, which is a NaN in every output
-type. Rows are stored relaxed at system scope. Their receiver polls the words that it is going to sum until none is
-ABSENT. By the PTX memory model each of the four words of a 16-byte access is read and written as a whole, so a thread
-that sees another value sees the word itself. No order between words is needed. No release waits for acknowledgements,
-no signal follows the row, and no second load fetches it. The name "Lamport" for these buffers is NCCL's and TensorRT-LLM's,
-after Lamport's queue without locks.
+type. Rows are stored relaxed at system scope. Their receiver polls their words until none is ABSENT. By the PTX memory
+model each of the four words of a 16-byte access is read and written as a whole, so a thread that sees another value
+sees the word itself. No order between words is needed. No release waits for acknowledgements, no signal follows the
+row, and no second load fetches it. The name "Lamport" for these buffers is NCCL's and TensorRT-LLM's, after Lamport's
+queue without locks.
 
-A row that contains the word ABSENT gets NAN instead. This gives the same sum, as the bits of a NaN result are
-unspecified; rows that are not summed use signals.
+In a row that is summed NAN replaces the word ABSENT. This gives the same sum, as the bits of a NaN result are
+unspecified. Rows that are not summed use signals, or escapes (rows/small/lamport.py).
 """
 
 from epmoe import layout

@@ -16,14 +16,14 @@ MARKS = {
     "start": "the block has begun",
     "claimed": "dispatch: the block's messages have their places",
     "encoded": "dispatch: and their payloads are encoded",
-    "announced": "dispatch: the messages are counted, and the counts are announced next",
+    "announced": "dispatch: the messages are counted, and the counts are announced next (rows: are announced)",
     "sent": "all messages (rows) of the block's first warp are written (dispatch of pairs: and released)",
     "counted": "dispatch: the counts of all peers have come (combine: the block knows its rows)",
     "placed": "dispatch: the block knows every row's place (rows: the leader block has recorded them)",
     "arrived": "the first warp has acquired a row of its own (combine: all rows of its first token)",
     "copied": "dispatch: all rows of the block are copied",
     "reduced": "combine: all tokens of the block's first warp are reduced",
-    "left": "dispatch: the block's first warp has nothing more to do (combine: the block has counted itself out)",
+    "left": "dispatch: the block's first warp has nothing more to do (combine: its part in the call is over)",
 }
 N_MARKS = len(MARKS)
 START, CLAIMED, ENCODED, ANNOUNCED, SENT, COUNTED, PLACED, ARRIVED, COPIED, REDUCED, LEFT = range(N_MARKS)

@@ -1,9 +1,9 @@
 """The leader block's announcement to all peers at the beginning of a call, and arrivals at its end.
 
 A rank announces where peers write to it (places), for how many rows it has room there (capacity), how many tokens and
-sending blocks it has and, unless there is a handle, how many rows it sends to each rank. It stores this in a mailbox at
-each rank (mailbox.py). Peers write to the places as soon as they know them, so a fence must order earlier launches of
-this rank before the places. The rest needs no fence.
+sending blocks it has and, unless there is a handle, how many rows it sends to each rank. Combine reads only places. It
+stores this in a mailbox at each rank (mailbox.py). Peers write to the places as soon as they know them, so a fence must
+order earlier launches of this rank before the places. The rest needs no fence.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
@@ -145,7 +145,7 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def beginning(shape, mark, small):
-    """Device function begin(call, announced, shared_epoch) -> (call with its number, prepared); it takes a handle.
+    """Device function begin(call, announced, shared_epoch) -> (call with its number, prepared), with a handle.
 
     small: None, or namespace for small batches. prepare(call) -> prepared: before the number is known. fits(announced):
     whether this is a small batch, the same on all ranks. rest(call, announced, prepared): the rest of the call.

@@ -17,7 +17,7 @@ from ..status import has_failed
 from . import mailbox, wait
 from .shape import memory_of, p, parameter_block
 
-OVER = 0                # instead of a call's number: it has not begun, this block has ended it, or a wait has expired
+OVER = 0                # instead of a call's number: it has not begun, this block is done, or a wait has expired
 
 
 class Call(NamedTuple):
@@ -52,7 +52,7 @@ def is_leader():
 
 @device_fn
 def is_notify_warp():
-    """Whether this is the leader block's last warp. In a small batch the block's other warps read tokens."""
+    """Whether this is the leader block's last warp. In a small dispatch the block's other warps read tokens."""
     return is_leader() and warp_id() == n_warps() - 1
 
 
@@ -70,7 +70,7 @@ def is_last_thread():
 
 @device_fn
 def num_senders():
-    """The number of blocks but the leader block. They send; with a small batch, perhaps only some do (small/send.py)."""
+    """The number of blocks but the leader block. In dispatches they send; in small ones, some of them."""
     return i32(grid_dim() - 1)
 
 

@@ -1,13 +1,17 @@
 """Combine of rows: each rank pushes its rows back to the ranks of their tokens, which sum them by token.
 
-1. The notify warp announces where peers write the rows that return to this rank: by peer, then by token. Unless
-   expert-major, a rank's own rows stay where they are. Every block loads the counts of rows from the handle.
-2. If the batches of all ranks are small, small/combine.py. Otherwise every block waits for the announcements of all.
+1. The notify warp announces the array in which peers write the rows that return to this rank, ordered by peer, then by
+   token. Unless expert-major, a rank's own rows stay in x, and their places in the array stay empty. Every block loads
+   the counts of rows and tokens from the handle.
+2. If no rank has more than shape.lamport tokens, small/combine.py does the rest. Otherwise every block waits for the
+   announcements of all ranks.
 3. Push (push.py): some of the blocks, or all, send parts of rows and raise a flag for each. In expert-major, a row is
-   the sum over the local experts, rounded once.
-4. Reduce (reduce.py): the other blocks meanwhile, and each warp that finds no row left to push. A part of a token is
-   summed when its rows have arrived, over ascending ranks in float32 (first by p2p world), and rounded.
-5. The leader block has reduced like the others. It ends the call when all of its rank's blocks have begun it.
+   the sum over the local experts, rounded once. Probs go with part 0.
+4. Reduce (reduce.py): the other blocks meanwhile, and each warp that finds no row left to push. A part of an output row
+   is summed when that part of its rows has arrived, over ascending ranks in float32, and rounded; with several p2p
+   worlds each world's sum is rounded, then their sum.
+5. The leader block has reduced like the others. It ends the call when all of its rank's blocks have begun it (all ranks
+   have, by step 2). Other blocks may still reduce: results are complete when the launch has ended.
 """
 
 from functools import lru_cache
@@ -23,7 +27,7 @@ from .small import combine as small_batch
 from .shape import BLOCK
 
 
-def pushing(shape):
+def n_pushing(shape):
     """Device function () -> how many blocks push, at times all; the others reduce from the start."""
     tuning = shape.tuning
     tenths, many_blocks, tenths_of_few = tuning.push_tenths, tuning.many_blocks, tuning.push_tenths
@@ -42,13 +46,13 @@ def pushing(shape):
 
 @lru_cache(CACHED)
 def combine_kernel(shape):
-    """Makes the kernel. Its grid needs at least two blocks; all must be resident, on all ranks together."""
+    """Makes the kernel. All blocks of all ranks must be resident; at least two a rank, as one may only lead."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
     small = small_batch.combining(shape, mark) if shape.lamport else None
     begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
     flags, n_announced = copy.flags(shape, wait.ROWS_COMBINE), mailbox.numbers_announced(shape.n_ranks)
-    pushing_blocks, push_rows, reduce_rows = pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
+    pushing_blocks, push_rows, reduce_rows = n_pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):

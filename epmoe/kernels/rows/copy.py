@@ -79,7 +79,7 @@ def fewest_parts(shape):
 
 @cache
 def parts(n_vectors):
-    """Namespace of device functions that divide rows into parts if there are more warps than rows.
+    """Namespace of device functions that divide rows into parts. A part of a row is the unit that has a flag.
 
     count(n_rows, warps) -> number of parts of a row. span(part, n_parts) -> the part's vectors [first, end).
     """

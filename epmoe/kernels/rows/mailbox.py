@@ -8,7 +8,7 @@ block has seen all announcements of e. It begins e+1 only after its own launch o
 the announcements of e when those of e+2 are written. And no rank still adds to the counters of e-1 when they are
 cleared, by every rank in call e, before e+1.
 
-Every block keeps the numbers of all announcements in a shared array, `announced`.
+A block keeps the numbers of announcements, or those in the handle, in a shared array, `announced`.
 """
 
 from functools import cache
@@ -85,9 +85,9 @@ def reading(n_ranks):
     rank. has_room(announced): whether every rank has room, the same on all ranks; if one has none, no rank sends.
 
     (announced, my_rank) -> numbers of rows, for rank r in lane r, 0 in lanes past the ranks. With n(src, dst) the rows
-    from src to dst: before_me: sum of n(q, r) over q < my_rank. arriving(announced): over all q. mine_before: sum of
-    n(my_rank, q) over q < r. received: (n(r, my_rank), sum of n(q, my_rank) over q < r). returned_before_me: sum of
-    n(r, q) over q < my_rank.
+    that src dispatched to dst: before_me: sum of n(q, r) over q < my_rank. arriving(announced): over all q.
+    mine_before: sum of n(my_rank, q) over q < r. received: (n(r, my_rank), sum of n(q, my_rank) over q < r).
+    returned_before_me: sum of n(r, q) over q < my_rank.
     """
     n_words, memory = experts_at(n_ranks), memory_of(n_ranks)
 

@@ -16,12 +16,13 @@ def n_targets_of(shape):
     return shape.n_ranks - shape.combine_reads_own
 
 
-def of_part(shape, store=store16):
+def part_pushing(shape, store=store16):
     """Namespace of device functions by which a warp pushes one part of a row.
 
     unit(my_rank, unit, n_parts) -> (part, row's number among those for a rank, that rank) of a unit of work. First come
     the first rows of all ranks, so that tokens become complete one after another. row(params, row, to, first, end,
-    lane): stores its vectors [first, end) to the row at `to` by `store`. prob(params, row, i): its i-th prob (bits).
+    lane): stores vectors [first, end) of this rank's row number `row` to the row at `to` by `store`. prob(params, row,
+    i): its i-th prob (bits).
     """
     ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
     expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)
@@ -55,16 +56,16 @@ def of_part(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, announced): pushes back rows of x, unless expert-major without this rank's own.
+    """Device function push(call, announced): pushes this rank's rows: sums over experts, else rows of x but its own.
 
-    Each row goes to the rank that dispatched it, src_rank. There, rows from lower ranks come first, and those of a rank
-    keep their order. Warps claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
+    Each row goes to the rank of its token, dst_rank. There, rows from lower ranks come first, and those of a rank keep
+    their order. Warps claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
-    mail, claim, part_of_row = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), of_part(shape)
+    mail, claim, push_part = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), part_pushing(shape)
     stays, n_targets, spans = shape.combine_reads_own, n_targets_of(shape), parts(shape.n_vectors)
-    push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), part_of_row.prob(params, row, i)))
-    many_blocks = shape.tuning.many_blocks  # fewer push whole rows: their warps wait less often for a release
+    push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), push_part.prob(params, row, i)))
+    many_blocks = shape.tuning.many_blocks  # with fewer, warps push whole rows: they wait less often for a release
 
     @device_fn
     def push(call, announced):
@@ -78,16 +79,16 @@ def make(shape, flags):
         unit, n_units = claim(call, lane), i32(warp_max_i32(received) * n_targets * units_of_row)
         while unit < n_units:
             following = claim(call, lane)
-            part, number, src_rank = part_of_row.unit(call.my_rank, unit, units_of_row)
-            row = i32(warp_broadcast_i32(before, src_rank) + number)
-            if number < warp_broadcast_i32(received, src_rank):
-                to_row = i32(warp_broadcast_i32(first_row, src_rank) + number)
-                to, (a, b) = u64(warp_broadcast_u64(rows_at, src_rank)), spans.span(part, units_of_row)
-                part_of_row.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
+            part, number, dst_rank = push_part.unit(call.my_rank, unit, units_of_row)
+            row = i32(warp_broadcast_i32(before, dst_rank) + number)
+            if number < warp_broadcast_i32(received, dst_rank):
+                to_row = i32(warp_broadcast_i32(first_row, dst_rank) + number)
+                to, (a, b) = u64(warp_broadcast_u64(rows_at, dst_rank)), spans.span(part, units_of_row)
+                push_part.row(params, row, u64(to + u64(to_row) * u64(row_bytes)), a, b, lane)
                 if has_probs and part == 0:
-                    to_probs = u64(warp_broadcast_u64(probs_at, src_rank)) + u64(4) * u64(to_row) * u64(n_meta)
+                    to_probs = u64(warp_broadcast_u64(probs_at, dst_rank)) + u64(4) * u64(to_row) * u64(n_meta)
                     push_prob(n_meta, params, row, to_probs)
-                flags.raise_at(call, src_rank, to_row, part, i32(n_parts if whole_rows else part + 1), lane)
+                flags.raise_at(call, dst_rank, to_row, part, i32(n_parts if whole_rows else part + 1), lane)
             unit = i32(following)
 
     return push

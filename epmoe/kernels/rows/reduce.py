@@ -1,7 +1,7 @@
-"""Sums rows in float32, ascending, and rounds once: those of a token over its ranks, or before a push over its experts.
+"""Sums rows in float32 in ascending order: a token's over its ranks, or, before a push, over its local experts.
 
-The sum of each p2p world is rounded first, if there are several. A warp adds rows vector by vector: every lane its own
-vectors of all rows. Each lane holds the address of one row.
+A sum is rounded once; with several p2p worlds, each world's sum first. A warp adds rows vector by vector: every lane
+its own vectors of all rows. Each lane holds the address of one row.
 """
 
 from epmoe.device import (add_rn, ballot, device_fn, f32, f32_as_u32, i32, lane_id, load16, load_i32, load_u32,
@@ -27,7 +27,7 @@ def at_vector(vector, end):
 @device_fn
 def gather(addresses, kept, n, lane):
     """Appends the nonzero addresses to the n in `kept`, one a lane -> (kept, n). n also counts those past MOST."""
-    syncwarp()                                  # see "Lanes meet" in benchmarks/notes/rows.md
+    syncwarp()                                  # see the end of expand._expert_rows
     left = u32(ballot(addresses != u64(0)))
     while left != u32(0):
         address = u64(warp_broadcast_u64(addresses, lowest(left)))
@@ -141,14 +141,14 @@ def sum_of_experts(shape, store16=store16):
 
     @device_fn
     def experts_from(params, row, first, lane):
-        """Address of the row of expert first + lane, 0 if it has none. It does not branch before votes."""
+        """Address of the row of expert first + lane, 0 if it has none. All lanes load, to be together at the ballot."""
         expert, is_one = i32(min(i32(first + lane), i32(n_local - 1))), first + lane < n_local
         expert_row = i32(load_i32(word_in(params[p.expert_row], row, n_local, expert)))
         return params[p.x] + u64(expert_row) * u64(row_bytes) if is_one and expert_row >= 0 else u64(0)
 
     @device_fn
     def sum_at(given, at):
-        """If there are more rows than lanes: window by window of experts, again for every vector."""
+        """For more rows than lanes: looks the experts' rows up again for every vector."""
         (params, row, lane), of_rank, expert = given, zero_sums(), i32(0)
         while expert < n_local:
             addresses = experts_from(params, row, expert, lane)
@@ -205,10 +205,9 @@ def _by_world(shape):
 
 
 def sum_over_ranks(shape):
-    """Device function sum_row(addresses, to, first, end, lane): stores vectors [first, end) of a sum of ranks at `to`.
+    """Device function sum_row(addresses, to, first, end, lane): stores vectors [first, end) of the sum over ranks.
 
-    addresses: lane r has the address of rank r's row, 0 for none; it reads no rows that do not exist. Every lane sums
-    its own vectors.
+    to: where. addresses: lane r has the address of rank r's row, 0 for none; it reads no rows that do not exist.
     """
     if shape.by_world:
         return _by_world(shape)
@@ -223,10 +222,10 @@ def sum_over_ranks(shape):
 
 
 def adding_rows(ranks, add, n, stays):
-    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, adds values of those that have the row.
+    """Device function (total, (call, rows, own), rank, 1, values): of n ranks, adds those that have the row.
 
     rows: lane r has rank r's row, 0 for none. own: the value for this rank's own row, if that stays in place (stays).
-    add(total, value).
+    add(total, value) -> total.
     """
 
     @device_fn
@@ -243,10 +242,10 @@ def adding_rows(ranks, add, n, stays):
 def of_probs(shape, take, n, stays):
     """Device function (call, rows, token, own_row, lane) -> whether all arrived: a warp writes out_probs of a token.
 
-    With ids it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each expert's prob
-    from the expert's rank, and writes zero for ranks that the token did not go to. stays: as in adding_rows. own_row:
-    number of this rank's row in probs. rows: what `take` reads. take(call, rows, rank, i) -> (whether they arrived,
-    prob i, as bits, of n ranks from `rank` on).
+    Unless expert-major, it sums each k over the token's ranks, ascending, from +0.0. In expert-major it copies each
+    expert's prob from the expert's rank, and writes zero for ranks that the token did not go to. stays: as in
+    adding_rows. own_row: number of this rank's row in probs. rows: what `take` reads. take(call, rows, rank, i) ->
+    (whether they arrived, prob i, as bits, of n ranks from `rank` on).
     """
     ranks, n_local, n_meta, num_experts = shape.n_ranks, shape.num_local_experts, shape.n_meta, shape.num_experts
     add_rows = adding_rows(ranks, device_fn(lambda total, prob: add_rn(total, u32_as_f32(prob))), n, stays)
@@ -290,7 +289,7 @@ def of_probs(shape, take, n, stays):
 
 
 def make(shape, flags):
-    """Device function reduce(call, announced) -> whether all rows that this warp summed came.
+    """Device function reduce(call, announced) -> whether all rows that this warp awaited came.
 
     It writes out [T, H], and out_probs if probs come back. Warps claim parts of tokens, and sum each when its rows have
     come. flags: of copy.py.
@@ -302,7 +301,7 @@ def make(shape, flags):
 
     @device_fn
     def load_prob(call, addresses, rank, i):
-        """Prob i of a rank's row, as bits; 0 if there is no row."""
+        """`take` of of_probs, for one rank: no wait, since reduce() has waited; 0 if there is no row."""
         there = u64(warp_broadcast_u64(addresses, rank))
         return True, (u32(load_u32(there + u64(4) * u64(i))) if there != u64(0) and i < n_meta else u32(0),)
 
@@ -315,7 +314,7 @@ def make(shape, flags):
         rows_at = mail.array_at(params, announced, arrays.rows, call.my_rank)
         probs_at = mail.array_at(params, announced, arrays.row_probs, call.my_rank)
         first_row, (_, before) = mail.mine_before(announced, call.my_rank), mail.received(announced, call.my_rank)
-        if is_own:                              # they lie in this rank's input, in the order received
+        if is_own:                              # they lie in x, in the order received
             rows_at, probs_at, first_row = params[p.x], params[p.probs], before
         unit = claim(call, lane)
         while ok and unit < call.num_tokens * n_parts:

@@ -37,11 +37,11 @@ class Tuning:
     # Combine: "Few SMs: combine pushes whole rows"
     return_parts: int = 4           # the fewest of a row; 4096 tokens: 480.8 us, 500.8 in whole rows
     push_tenths: int = 6            # of the blocks; 75 %: the same
-    push_tenths_of_two: int = 5     # of few blocks and two ranks: 199.5 us, 209.6 with 6
+    push_tenths_of_two: int = 5     # of few blocks and at most two ranks: 199.5 us, 209.6 with 6
     push_tenths_of_sums: int = 10   # of few blocks, expert-major: 24 SMs 412 us, 415 with 9; 48 SMs 249, 258
     loops_of_experts: int = 6       # sums of 1 to 6 experts' rows have a loop each; 24 SMs 335 us, 359 with 4
     loops_of_ranks: int = 4         # of sums over ranks; two ranks 181 us, as with conditions; more were not measured
-    many_blocks: int = 64           # fewer push whole rows; 24 SMs reach 1.00 of all SMs' speed, 0.69 before
+    many_blocks: int = 64           # fewer are few, and push whole rows; 24 SMs have all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals", "Lamport rows of up to 1024 tokens of all ranks"
     lamport_tokens: int = 128       # of a rank, for any number of ranks; 25.8 / 24.5 us, 27.0 / 28.9 with signals
@@ -155,11 +155,11 @@ def parameter_block(n_ranks: int) -> ParameterBlock:
     control_ptrs, pool_ptrs: every rank's control and pool memory. mailboxes_at, mailbox_bytes: of the control memory.
     words: this rank's own control words. trace: address for stamps. columns: scratch of the layout, [blocks, columns].
     places: offsets in the pool of the arrays that peers write in this call. capacity: rows that they hold. lamport_at:
-    offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity.
-    told: where the host awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids (by expert the
-    map), probs, scales, out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T,
-    E], expert_row [N, L], the rest: of a handle. num_rows: P, the most rows of all experts; NO_LIMIT: all. out_rows: rows
-    that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
+    offset in the pool of the windows of Lamport rows. lamport_bytes: size of those of one parity. told: where the host
+    awaits told_number and finds the counts (handle.py); 0: it does not wait. x, ids (by expert the map), probs, scales,
+    out...: arrays of the caller and of results. row_of [T, R], counts [R, R], row_of_expert [T, E], expert_row [N, L]
+    (N rows received, L local experts), the rest: of a handle. num_rows: P, the most rows of all experts; NO_LIMIT: all.
+    out_rows: rows that `out` holds; if there are more, none is stored, and a launch of receive_kernel follows.
     """
     return ParameterBlock(*FIELDS, context=(("control_ptrs", n_ranks), ("pool_ptrs", n_ranks)))
 

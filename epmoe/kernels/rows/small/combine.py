@@ -1,5 +1,5 @@
-"""Combine of small batches without signals: rows are pushed as soon as they are read and summed as they arrive
-(lamport.py). In expert-major, ranks push sums over their local experts, also to themselves.
+"""Combine of small batches without signals: rows are pushed before peers announce themselves, and summed as their
+words arrive (lamport.py). In expert-major, ranks push sums over their local experts, also to themselves.
 """
 
 from epmoe.device import (device_fn, i32, lane_id, load16, store16, u32, u64, warp_broadcast_i32, warp_broadcast_u64,
@@ -18,28 +18,28 @@ from . import lamport
 def _pushing(shape):
     """Device function push(call, announced): pushes this warp's share of the rows of x that do not stay.
 
-    The first rows of all ranks come first, so tokens become complete one after another. All blocks but the last push.
+    The first rows of all ranks come first, so tokens become complete one after another. All but the leader block push.
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.combine_reads_own
-    mail, at, part_of_row = mailbox.reading(ranks), lamport.addresses(shape), push.of_part(shape, store_row)
+    mail, at, push_part = mailbox.reading(ranks), lamport.addresses(shape), push.part_pushing(shape, store_row)
     spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
     push_prob = by_lanes(lambda i, call, row, to:
-                         lamport.put(at.word(to, i), part_of_row.prob(call.params, row, i), call.epoch))
+                         lamport.put(at.word(to, i), push_part.prob(call.params, row, i), call.epoch))
 
     @device_fn
     def push_rows(call, announced):
         lane, (received, before) = i32(lane_id()), mail.received(announced, call.my_rank)
-        rows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
+        windows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
         received = i32(0) if stays and lane == call.my_rank else received
         n_turns, (unit, warps) = i32(warp_max_i32(received) * n_targets), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
-            part, number, src_rank = part_of_row.unit(call.my_rank, unit, n_parts)
-            row, (a, b) = i32(warp_broadcast_i32(before, src_rank) + number), spans.span(part, n_parts)
-            to = at.row(warp_broadcast_u64(rows, src_rank), number)
-            if number < warp_broadcast_i32(received, src_rank):
+            part, number, dst_rank = push_part.unit(call.my_rank, unit, n_parts)
+            row, (a, b) = i32(warp_broadcast_i32(before, dst_rank) + number), spans.span(part, n_parts)
+            to = at.row(warp_broadcast_u64(windows, dst_rank), number)
+            if number < warp_broadcast_i32(received, dst_rank):
                 if a < b:
-                    part_of_row.row(call.params, row, to, a, b, lane)
+                    push_part.row(call.params, row, to, a, b, lane)
                 if has_probs and part == 0:
                     push_prob(n_meta, call, row, to)
             unit = i32(unit + warps)
@@ -48,7 +48,7 @@ def _pushing(shape):
 
 
 def _taking(shape, address, n, take):
-    """Device function (call, rows, rank, i) -> (whether all arrived, value i of the rows of four ranks from `rank` on).
+    """Device function (call, rows, rank, i) -> what `take` returns: of value i of rows of four ranks, `rank` first.
 
     address(row, i): address of one of n values. take(call, rank, at): takes the values at four addresses. Address 0
     means that nothing is awaited: this rank's own row stays in place, a rank has no such row, or i >= n.

@@ -6,10 +6,11 @@ A row's metadata (ids, probs, scales) follows it, in words with 4 bytes of data 
 polls them until they have this call's number. By the PTX memory model an aligned 8-byte access is single-copy atomic: a
 thread that sees the call's number sees the data with it. After a word has been taken it is reset to NOTHING.
 
-A rank has a window for each parity of calls and each src_rank. It holds the src_rank's rows one after another, or in
-expert-major a row for each of its tokens. A thread that has taken something restores ABSENT. So when call e begins to
-write the words of its parity, all are ABSENT, without a check: the writer knows from call e - 1 that every rank had
-begun that call, after everything in call e - 2. If no rank will take data that was sent, its sender restores ABSENT.
+A rank has a window for each parity of calls and each src_rank. It holds the src_rank's rows one after another; in an
+expert-major dispatch, a row for each of its tokens. A thread that has taken something restores ABSENT. So when call e
+begins to write the words of its parity, all are ABSENT, without a check: the writer knows from call e - 1 that every
+rank had begun that call, after everything in call e - 2. If no rank will take data that was sent, its sender restores
+ABSENT.
 
 A payload word equal to ABSENT would look like a word that has not arrived. In a row that is summed, NAN replaces it. In
 a row that must arrive bit-exact, each part has a word that names an escape for ABSENT: a number that does not occur in
@@ -184,7 +185,7 @@ def _taking_four(phase, empty, poll, is_late, put_back, nothing):
 
 
 def taking(phase):
-    """Namespace of device functions that take what put() stored: vectors, words (without `word`); see _taking_four."""
+    """Namespace of device functions that take what arrives: vectors of rows, words of put(); see _taking_four."""
     take_vectors = _taking_four(phase, _no_vector, _poll_vector, _vector_is_late, _put_vector_back, ABSENT)
     take_four_words = _taking_four(phase, _no_word, _poll_word, _word_is_late, put_back, NOTHING)
 
