@@ -106,9 +106,11 @@ def this_rank(name):
         torch_process_group()
         import torch.distributed as dist
 
-        from epmoe.torch.store_exchange import StoreExchange, store_of
+        from epmoe.torch.store_exchange import StoreExchange, count, store_of
 
-        return OneRank(StoreExchange(store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size()))
+        exchange = StoreExchange(store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size())
+        count(dist.group.WORLD)
+        return OneRank(exchange)
     if started_by_mpirun():
         return rank_of_mpi()
     raise UnavailableError(

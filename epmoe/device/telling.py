@@ -58,13 +58,14 @@ class HostWords:
             self.free()
             total = len(self._ranks) * nbytes
             self._memory = self._machine.host_memory(total, "what the host is told", self._ranks[0])
-            told, self._nbytes = self._memory.array(np.uint8, total), nbytes
+            told = self._memory.array(np.uint8, total)
             told[:] = 0  # calls count from 1
             parts = [told[i : i + nbytes] for i in range(0, total, nbytes)]
             self._words = [memoryview(part[:8].view(np.uint64)) for part in parts]
             self.told = [memoryview(part[HEADER:]) for part in parts]
             at = self._memory.address
             self.addresses = list(range(at, at + total, nbytes))
+            self._nbytes = nbytes  # the last: an interruption leaves no half of it
 
     def begin(self):
         """Begin a new call; returns its number and the addresses."""

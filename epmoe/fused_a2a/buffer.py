@@ -215,7 +215,7 @@ class Buffer(GroupMemory):
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
         if self.failure is not None:
             raise EPStateError(
-                f"{self.failed_call} was ended by {in_short(self.failure)}, and may be half done on some ranks: call "
+                f"{self.failed_call} was ended by {self.failure}, and may be half done on some ranks: call "
                 f"{self.remedy} on all ranks first"
             )
 
@@ -352,7 +352,8 @@ class Buffer(GroupMemory):
     def _fail(self, call, error):
         """Record that an error or an interruption ended this call half-way; the first error is kept."""
         if self.failure is None:
-            self.failed_call, self.failure = call, error
+            # its text: the error itself would keep the call's arrays and results
+            self.failed_call, self.failure = call, in_short(error)
         self.changed()
 
 

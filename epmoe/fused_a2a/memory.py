@@ -155,10 +155,10 @@ class GroupMemory:
     """A group's memory: control (a few kB that peers write), the pool (peers write rows into it), and each rank's own.
 
     The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
-    shrinks; results and handles in use stay valid. Memory that has been outgrown is freed when no result is in it any
-    more; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no room for a result, it is received in the staging
+    shrinks; results and handles in use stay valid. Memory that has been outgrown is freed in the first call after the
+    last result in it was dropped; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no room for a result, it is received in the staging
     area and moved to memory of its own, so the numbers never depend on which results the caller keeps.
-    capture(), of the Buffer: the id of the CUDA graph capture that the stream is in, 0 for none.
+    closed, captured, capture(), of the Buffer: the last is the id of the CUDA graph capture that the stream is in, or 0.
     """
 
     def __init__(self, group, launches, timeout):
@@ -166,9 +166,10 @@ class GroupMemory:
         self.n_ranks, self.log, self._timeout = group.n_ranks, CallLog(group), timeout
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
-        self.unused = []  # outgrown buffers without results: see free_unused()
+        self.unused = []  # outgrown buffers without results: see release()
+        self._uneven = []  # as _retired, but not the same on all ranks
         self._no_pool = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
-        self.pool_layout, self._control, self._retired = PoolLayout(), None, []
+        self.pool_layout, self._control, self._retired = PoolLayout(), self._no_pool, []
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
         self._plans = {}  # plans, which hold addresses: see Buffer.call
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer, in the group's first call"))
@@ -183,22 +184,28 @@ class GroupMemory:
         if n_local_experts <= self.n_local_experts:
             return
         self._expect_no_capture()
+        if self.n_local_experts and any(self.world.tell(bool(self.captured), self._timeout)):
+            raise EPStateError(
+                f"{facts['call']} has {n_local_experts} experts a rank, more than {self.n_local_experts}, and CUDA graphs use "
+                "this buffer: make a call with the most experts before the first capture"
+            )
         self.machine.synchronize()
         self.changed()
-        before, n_ranks, tuning = self._control, self.n_ranks, self.launches.tuning
+        n_ranks, tuning = self.n_ranks, self.launches.tuning
         words = -(-tuning.most_small(n_ranks, NO_LIMIT) // tuning.bits_word)
         layout = mailbox.control(n_ranks, n_local_experts, words)
         regions = _control_regions(layout, n_ranks)
         new = self.world.allocate(layout.nbytes, "rows control", regions, self._timeout)
-        self._control, self.n_local_experts, self.layout = new, n_local_experts, layout
-        if before is not None:
-            self._retire(before, {}, _zero)
         n_columns = n_ranks * (1 + n_local_experts)
         for r in self.ranks:
             # columns [blocks, n_columns] uint64
             nbytes = 8 * n_columns * self.launches.most_blocks
             r.scratches.append(self.machine.alloc(nbytes, "rows layout", r.rank))
+        outgrown = [*self._retired, (self._control, {}, _zero)]
+        # one statement, which no signal interrupts
+        self._retired, self._control, self.n_local_experts, self.layout = outgrown, new, n_local_experts, layout
         self.initialise()
+        self._free_outgrown()
 
     def initialise(self):
         """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
@@ -213,7 +220,12 @@ class GroupMemory:
 
     def _memories(self):
         """(memory, {rank: MemoryPool}, function that clears a rank's part) of each, also of those that graphs keep."""
-        return [*self._retired, (self._control, {}, _zero), (self._pool, self._heaps(), self.pool_layout.clear)]
+        return [
+            *self._retired,
+            *self._uneven,
+            (self._control, {}, _zero),
+            (self._pool, self._heaps(), self.pool_layout.clear),
+        ]
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank. All ranks must pass the same number."""
@@ -264,26 +276,36 @@ class GroupMemory:
         self.changed()
         self.machine.synchronize()
         new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
-        outgrown = self._pool, self._heaps(), self.pool_layout.clear
-        self._pool, self.pool_layout = new, layout
+        outgrown = [*self._retired, (self._pool, self._heaps(), self.pool_layout.clear)]
+        self._retired, self._pool, self.pool_layout = outgrown, new, layout
         for r in self.ranks:
             layout.clear(new.buffers[r.rank])
         self._make_heaps()
         self.world.barrier("start", self._timeout)
-        self._retire(*outgrown)
+        self._free_outgrown()
 
-    def _retire(self, memory, heaps, clear):
-        """Free outgrown memory, once no result is in it, unless a graph of any rank may use it; collective.
+    def _free_outgrown(self):
+        """Free outgrown memory, or let release() do it, unless a graph of any rank may use it; collective.
 
-        Memory in NVSHMEM's heap is freed with the Buffer: all ranks must free it together.
+        All ranks' kernels have ended, as allocate() is collective. Memory in NVSHMEM's heap is freed with the Buffer.
         """
-        if not isinstance(memory, SymmetricMemory) or any(self.world.tell(bool(self.captured), self._timeout)):
-            self._retired.append((memory, heaps, clear))
-        else:  # all ranks' kernels have ended, as allocate() is collective
-            memory.free(True, self._timeout, heaps, self.unused)
+        if any(self.world.tell(bool(self.captured), self._timeout)):
+            return
+        outgrown, self._retired = self._retired, []
+        for memory, heaps, clear in outgrown:
+            if isinstance(memory, SymmetricMemory):
+                memory.free(True, self._timeout, heaps, self.release)
+            else:
+                self._retired.append((memory, heaps, clear))
+
+    def release(self, buffer):
+        """Free an outgrown buffer, whose last result was dropped: in the next call, as a graph may just be captured."""
+        self.unused.append(buffer)
+        if self.closed:
+            self.free_unused()
 
     def free_unused(self):
-        """Free outgrown buffers whose last result was dropped. Not then, as a graph may just be captured."""
+        """Free what release() has left."""
         while self.unused:
             self.unused.pop().free()
 
@@ -311,9 +333,8 @@ class GroupMemory:
             self.initialise()
             return
         # the failed call grew memory on some ranks only: all start with new memory
-        self._retired = self._memories()
-        self._pool, self.pool_layout, self._control = self._no_pool, PoolLayout(), None
-        self.n_local_experts = 0
+        self._retired, self._uneven, self._pool, self.pool_layout = [], self._memories(), self._no_pool, PoolLayout()
+        self._control, self.n_local_experts = self._no_pool, 0
         self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
 
     def free(self, together):
@@ -323,6 +344,9 @@ class GroupMemory:
             for memory in (r.words, *r.scratches):
                 memory.free()
             r.arena.close()
+        uneven, self._uneven = self._uneven, []
+        for memory, heaps, _ in uneven:
+            memory.free(False, self._timeout, heaps)
         for memory, heaps, _ in self._memories():
             memory.free(together, self._timeout, heaps)
         self._retired = []
@@ -336,6 +360,6 @@ class GroupMemory:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, those that graphs keep, and memory of its own."""
         r = self.ranks[0]
-        kept = [memory.buffers[r.rank] for memory, *_ in self._retired if r.rank in memory.buffers]
+        kept = [m.buffers[r.rank] for m, *_ in (*self._retired, *self._uneven) if r.rank in m.buffers]
         own = sum(memory.nbytes for memory in (r.words, *r.scratches, *kept))
         return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())

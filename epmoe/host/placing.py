@@ -100,11 +100,11 @@ class Placing:
     def _buffer(self, rank, name, nbytes):
         buffer = self._staging.get((rank, name))
         if buffer is None or buffer.nbytes < nbytes:
-            if buffer is not None:
-                self._outgrown.append(buffer) if self.machine.has_captured else buffer.free()
+            outgrown, buffer = buffer, self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
             self._narrowing.clear()
-            buffer = self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
             self._staging[rank, name] = buffer
+            if outgrown is not None:
+                self._outgrown.append(outgrown) if self.machine.has_captured else outgrown.free()
         return buffer
 
     def let_go(self, *keys):

@@ -94,8 +94,9 @@ class Contexts:
         """Their address."""
         key = rank, words.tobytes()
         if key not in self._buffers:
-            self._buffers[key] = machine.alloc(words.nbytes, "context", rank=rank)
-            self._buffers[key].write(words)
+            buffer = machine.alloc(words.nbytes, "context", rank=rank)
+            buffer.write(words)
+            self._buffers[key] = buffer
         return self._buffers[key].address
 
     def close(self):

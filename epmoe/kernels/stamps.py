@@ -69,9 +69,9 @@ class TraceBuffers:
     def address(self, machine, rank, most):
         """Address of the rank's buffer, which has room for `most` blocks."""
         if rank not in self._buffers:
-            buffer = self._buffers[rank] = machine.alloc(8 * most * N_MARKS, "trace", rank=rank)
+            buffer = machine.alloc(8 * most * N_MARKS, "trace", rank=rank)
             buffer.fill(0)
-            self._used[rank] = most
+            self._buffers[rank], self._used[rank] = buffer, most
         return self._buffers[rank].address
 
     def note(self, rank, grid):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.torch.store_exchange import StoreExchange, store_of
+from epmoe.torch.store_exchange import StoreExchange, count, store_of
 from epmoe.worlds import agreement
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
@@ -42,6 +42,7 @@ class ProcessGroupWorld(MPIWorld):
         self.ranks = range(self.rank, self.rank + 1)
         self.exchange = StoreExchange(store_of(group), self.rank, self.n_ranks)
         self._meet(timeout)
+        count(group)
         self.host = self  # all ranks are on one
         if device.SIM:
             self._simulate({})

@@ -1,7 +1,7 @@
 """Exchanges plain data between the ranks of a process group, through the group's own store, with a timeout.
 
 torch's object collectives unpickle data from other processes, wait for the group's timeout, and do not name the missing
-rank; this does. There are few ranks, and exchanges happen only when memory grows, never in a steady-state call.
+rank; this does. There are few ranks, and exchanges happen only when memory or arguments are new, never in a steady-state call.
 """
 
 import time
@@ -19,11 +19,16 @@ _n_worlds = weakref.WeakKeyDictionary()
 
 
 def store_of(group):
-    """The store of a process group, with a prefix that is unique to one world of the group."""
-    number = _n_worlds[group] = _n_worlds.get(group, 0) + 1
+    """The store of a process group, with a prefix that is unique to one world of the group. count() it when all met."""
+    number = _n_worlds.get(group, 0) + 1
     # the only place that all versions of torch have
     of_group = dist.distributed_c10d._world.pg_map[group][1]
     return dist.PrefixStore(f"epmoe/{number}", of_group)
+
+
+def count(group):
+    """Note that the ranks of a new world have met. Otherwise a rank that tries again would look elsewhere."""
+    _n_worlds[group] = _n_worlds.get(group, 0) + 1
 
 
 class StoreExchange(Gathering):
@@ -38,10 +43,10 @@ class StoreExchange(Gathering):
         """[value of each rank]; collective. Raises a PeerTimeout that names the ranks that did not arrive in time."""
         try:
             if channel not in self._begun:
-                raw = encode(value)
-                self._number[channel] = self._number.get(channel, -1) + 1
-                self._begun[channel] = {self.rank: value}
-                self._store.set(self._key(channel, self.rank), raw)
+                number = self._number.get(channel, -1) + 1
+                # published first: after an interruption it is published again
+                self._store.set(self._key(channel, self.rank, number), encode(value))
+                self._number[channel], self._begun[channel] = number, {self.rank: value}
             values, deadline = self._begun[channel], time.monotonic() + timeout
             while not self._look(channel, values):
                 if time.monotonic() > deadline:
@@ -59,8 +64,9 @@ class StoreExchange(Gathering):
             self._number.clear()
         return [values[rank] for rank in range(self.size)]
 
-    def _key(self, channel, what):
-        return f"{self._n_resets}/{channel}/{self._number[channel]}/{what}"
+    def _key(self, channel, what, number=None):
+        number = self._number[channel] if number is None else number
+        return f"{self._n_resets}/{channel}/{number}/{what}"
 
     def _look(self, channel, values):
         for peer in range(self.size):

@@ -2,7 +2,8 @@
 
 MPI's own collectives wait for ever and do not say for which rank. Here each rank sends its value to every other rank
 and probes for theirs, so an error can name a rank that never arrives. There are at most a few dozen ranks, and
-exchanges happen only at the beginning and at the end, never in a round. Values are plain data (plain_data.py).
+exchanges happen at the beginning, at the end, and when arguments or memory are new, never in a steady-state call.
+Values are plain data (plain_data.py).
 """
 
 import time

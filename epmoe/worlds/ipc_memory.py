@@ -45,7 +45,7 @@ class IpcMemory(SymmetricMemory):
         ]
         super().__init__({rank: buffer}, addresses)
 
-    def free(self, together, timeout, heaps=None, unused=None):
+    def free(self, together, timeout, heaps=None, release=None):
         """Unmap the peers' memory, and free its own when all peers have unmapped it. After an error it stays."""
         world = self._world
         world.machine.activate()
@@ -56,7 +56,7 @@ class IpcMemory(SymmetricMemory):
             _abandoned.append(self.buffers)
             return
         world.barrier("unmapping", timeout)
-        super().free(together, timeout, heaps, unused)
+        super().free(together, timeout, heaps, release)
 
 
 def _opened(handle, rank, peer):

@@ -42,11 +42,11 @@ class MappedMemory(SymmetricMemory):
         super().__init__({rank: own}, [one.ctypes.data for one in maps])
         self._spans = [add_window(one, name, peer, regions) for peer, one in enumerate(maps) if peer != rank]
 
-    def free(self, together, timeout, heaps=None, unused=None):
+    def free(self, together, timeout, heaps=None, release=None):
         """Kernels must not use peers' memory any more."""
         for span in self._spans:
             remove_window(span)
-        super().free(together, timeout, heaps, unused)
+        super().free(together, timeout, heaps, release)
 
 
 def _new_file():

@@ -15,14 +15,14 @@ class SymmetricMemory:
     buffers: dict
     addresses: list
 
-    def free(self, together, timeout, heaps=None, unused=None):
+    def free(self, together, timeout, heaps=None, release=None):
         """Free the ranks' buffers. together: all ranks call this now, and none is running a kernel.
 
         heaps: {rank: MemoryPool} of ranks with results in their buffer. It stays until the last of them is dropped, and
-        is then freed, or appended to the list `unused`, if there is one.
+        is then freed by release(buffer), or at once.
         """
         for rank, buffer in self.buffers.items():
             if heaps and rank in heaps:
-                heaps[rank].when_unused(buffer.free if unused is None else partial(unused.append, buffer))
+                heaps[rank].when_unused(partial(release, buffer) if release else buffer.free)
             else:
                 buffer.free()

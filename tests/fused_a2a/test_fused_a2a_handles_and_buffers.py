@@ -75,6 +75,19 @@ def test_outgrown_memory_is_freed_once_no_result_is_in_it():
     assert set(freed) == set(outgrown)
 
 
+def test_outgrown_memory_is_freed_after_close_too():
+    group, rng, freed = group_of(1), np.random.default_rng(3), []
+    (*results, _), _ = dispatched(group, rng, (4,))
+    buffer = fused_a2a.get_buffer(group, 0)
+    (outgrown,) = buffer._pool.buffers.values()
+    outgrown.free = lambda free=outgrown.free: (freed.append(outgrown), free())
+    dispatched(group, rng, (8,), 64)
+    buffer.close()
+    assert not freed
+    del results
+    assert freed == [outgrown]
+
+
 def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_captured_graphs_use():
     """Flags and mailboxes hold numbers of calls. Those of an earlier pool would name calls to come."""
     group, rng = group_of(2), np.random.default_rng(8)
@@ -95,8 +108,10 @@ def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_capture
 
     dispatch(30)
     assert all(hold_something()) and buffer._pool.buffers[0] is not used[0][0]
-    buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
+    buffer.initialise()
     assert not any(hold_something())
+    with pytest.raises(EPStateError, match="a larger one has 128 experts a rank, more than 64, and CUDA graphs use"):
+        buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
 
 
 @pytest.mark.parametrize("source", [0, 1])
