@@ -236,7 +236,10 @@ class Buffer(GroupMemory):
         self.failure = None
 
     def close(self, *, collective=True):
-        """Free everything; memory of results in use is freed when they are dropped. Collective by default."""
+        """Free everything; memory of results in use is freed when they are dropped. Collective by default.
+
+        After an error on some ranks only, call reset() on all first, or close(collective=False): the others would wait.
+        """
         if self.closed:
             return
         self.closed, together = True, False
