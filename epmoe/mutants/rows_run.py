@@ -186,7 +186,7 @@ class RowsRun:
         place, number, kept = buffer.placing.place, count(), []
         run_all = self.machine.synchronize
         buffer.host_words.wait = lambda timeout: run_all()
-        self.machine.synchronize = buffer.placing.let_go = lambda *keys: None
+        self.machine.synchronize = buffer.placing.let_go = buffer._free_outgrown = lambda *keys: None
         buffer.placing.place = lambda rank, name, *more: place(rank, f"{name} {next(number)}", *more)
         lenders = [lender for r in buffer.ranks for lender in (r.arena, r.heap)]
         for lender in lenders:
@@ -199,7 +199,7 @@ class RowsRun:
         finally:
             self.flying = False
             del self.machine.synchronize, buffer.placing.let_go, buffer.placing.place
-            del buffer.host_words.wait
+            del buffer.host_words.wait, buffer._free_outgrown
             for lender in lenders:
                 del lender.lend
         self.machine.synchronize()
