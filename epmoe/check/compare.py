@@ -54,10 +54,10 @@ def array(result, name):
 def compare_dispatched(cfg, rank, got, want):
     """Differences between one rank's dispatch result and the reference's, the most informative first.
 
-    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets, src_info and,
-    in formats that have them, output_scales are required. Other missing fields are not compared, and neither are rows
-    past row_offsets[-1]. want: epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank) segment is free. Everything else
-    is compared bit for bit. Returns a list of Difference, empty if they are equal.
+    got: an object or a dict with the fields of epmoe_ref.Dispatched as arrays. output_tokens, row_offsets, src_info
+    and, in formats that have them, output_scales are required. Other missing fields are not compared, and neither are
+    rows past row_offsets[-1]. want: epmoe_ref.dispatch(cfg, ...)[rank]. The order of rows within an (expert, src_rank)
+    segment is free. Everything else is compared bit for bit. Returns a list of Difference, empty if they are equal.
     """
 
     def both(name):
@@ -172,8 +172,8 @@ def compare_combined(cfg, rank, got, want, *, topk_ids=None, epilogue=False):
     """Differences between one rank's combine output and the reference's.
 
     got, want: [num_tokens, hidden] or, without router weights, [num_tokens, top_k, hidden], in the output type.
-    topk_ids [num_tokens, top_k] names experts in messages. epilogue: there is one, for the rule. Compared bit for bit, except that any NaN equals any NaN.
-    Returns a list of Difference, empty if they are equal.
+    topk_ids [num_tokens, top_k] names experts in messages. epilogue: there is one, for the rule. Compared bit for bit,
+    except that any NaN equals any NaN. Returns a list of Difference, empty if they are equal.
     """
     got, want = as_array(got), as_array(want)
     if got.shape != want.shape or not same_type(got, want):

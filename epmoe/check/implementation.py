@@ -108,10 +108,10 @@ class _OfMegatron:
 class RowsImplementation(_OfMegatron):
     """Megatron's fused_a2a (DeepEP V1): one row for each (token, dst_rank), in order of src_rank and token.
 
-    dtypes: the types of x that it serves: "bf16", "fp16", "fp32", and "fp8" for a pair (e4m3 [T, H], float32 scales
-    [T, H / 128]). Other cases are listed as not served.
-    Arguments, and each result but the handle, are lists over ranks, or this rank's with per_rank. An object serves one
-    world, sized by its first call.
+    dtypes: the types of x that it serves: "bf16", "fp16", "fp32", and "fp8" for a pair (e4m3 [T, H], float32 scales [T,
+    H / 128]). Other cases are listed as not served. Arguments, and each result but the handle, are lists over ranks, or
+    this rank's with per_rank. An object serves one world, of any batch sizes.
+
     Optional, for gradients: dispatch_backward(grad_recv_x, grad_recv_token_probs, handle) -> (grad_x,
     grad_token_probs), and combine_backward(grad_combined_x, handle) -> the gradient of combine's x.
     """
@@ -121,8 +121,8 @@ class RowsImplementation(_OfMegatron):
     def dispatch(self, x, token_indices, token_probs, num_experts):
         """Returns (recv_x, recv_token_indices, recv_token_probs, tokens_per_expert, handle).
 
-        x: [T, H], or a pair; see dtypes. token_indices: integers [T, K], -1 for no expert. token_probs: float32 [T, K]. epmoe_ref.fused_a2a's dispatch_forward defines the
-        results; the handle is the implementation's own.
+        x: [T, H], or a pair; see dtypes. token_indices: integers [T, K], -1 for no expert. token_probs: float32 [T, K].
+        epmoe_ref.fused_a2a's dispatch_forward defines the results; the handle is the implementation's own.
         """
         raise NotImplementedError
 

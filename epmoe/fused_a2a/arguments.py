@@ -64,8 +64,8 @@ def matrices(
 ):
     """Check one matrix for each rank of this process, of one width and dtype: a list of Array, readable by kernels.
 
-    n_rows: rows needed, for each rank: one for each of rows_of, in messages. n_columns: columns needed; 0 means arrays [rows]. because: says in the message
-    why that many columns. vectors: whether rows must be whole vectors of 16 bytes.
+    n_rows: rows needed, for each rank: one for each of rows_of, in messages. n_columns: columns needed; 0 means arrays
+    [rows]. because: says in the message why that many columns. vectors: whether rows must be whole vectors of 16 bytes.
     """
     named = [(f"{name} of rank {r.rank}", one) for r, one in zip(buffer.ranks, given)]
     seen = [inputs.readable(buffer.machine, one, what) for what, one in named]

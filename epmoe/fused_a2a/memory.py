@@ -156,8 +156,9 @@ class GroupMemory:
 
     The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
     shrinks; results and handles in use stay valid. Memory that has been outgrown is freed in the first call after the
-    last result in it was dropped; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no room for a result, it is received in the staging
-    area and moved to memory of its own, so the numbers never depend on which results the caller keeps.
+    last result in it was dropped; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no
+    room for a result, it is received in the staging area and moved to memory of its own, so the numbers never depend on
+    which results the caller keeps.
     closed, captured, capture(), of the Buffer: the last is the id of the CUDA graph capture that the stream is in, or 0.
     """
 

@@ -34,13 +34,12 @@ def init_hybrid_ep_buffer(
     group: as for get_buffer. hidden_dim: H, elements of a row, 2 bytes each. seq_len: the most tokens T of any rank.
     num_local_experts: L, experts of a rank. All three are whole numbers from 1, the same on all ranks; larger ones in a
     later call make the buffer grow, on all ranks in the same call. num_sms_dispatch_api, num_sms_combine_api: at least
-    1, or None; they are checked but not kept, since each hybrid_ep_dispatch gets its own. fp8_dispatch: True or
-    False, the same on all ranks; if True, which upstream refuses, hybrid_ep_dispatch takes bf16 [T, H] with H a
-    multiple of 128, and returns e4m3 [P, H] and scales float32 [P, H / 128], which carry no gradient. Without this call
+    1, or None; they are checked but not kept, since each hybrid_ep_dispatch gets its own. fp8_dispatch: True or False,
+    the same on all ranks; if True, which upstream refuses, hybrid_ep_dispatch takes bf16 [T, H] with H a multiple of
+    128, and returns e4m3 [P, H] and scales float32 [P, H / 128], which carry no gradient. Without this call
     hybrid_ep_dispatch makes a buffer without FP8. For an earlier buffer's results, handles and graphs see
-    reset_hybrid_ep_buffer. Keyword-only: Megatron-Core 0.17
-    to 0.19's scheduling; no effect. Errors: EPValueError, UnavailableError, PeerTimeout. Source: the fused_a2a page
-    (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
+    reset_hybrid_ep_buffer. Keyword-only: Megatron-Core 0.17 to 0.19's scheduling; no effect. Errors: EPValueError,
+    UnavailableError, PeerTimeout. Source: the fused_a2a page (docs/pages.md); epmoe.fused_a2a.init_hybrid_ep_buffer.
     """
     sms = num_sms_dispatch_api, num_sms_combine_api
     fused_a2a.init_hybrid_ep_buffer(world_of(group), hidden_dim, seq_len, num_local_experts, *sms, fp8_dispatch)

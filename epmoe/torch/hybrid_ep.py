@@ -97,8 +97,9 @@ def hybrid_ep_dispatch(
     with P given, on x's device, handle). Rows are by local expert, then src_rank, then token; their order is not free.
     Rows that do not fit into P are dropped, and handle[-1], int32 [1], is 1. Gradients: x and probs, none with FP8
     rows. num_blocks_*, fused, num_sms_preprocessing_api: Megatron-Core 0.17 to 0.19's scheduling; no effect. What
-    follows num_sms_combine_api is keyword-only, since its order differs between Megatron's releases. Errors: EPValueError, PeerTimeout. Source:
-    the fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward, hybrid_dispatch_backward.
+    follows num_sms_combine_api is keyword-only, since its order differs between Megatron's releases. Errors:
+    EPValueError, PeerTimeout. Source: the fused_a2a page (docs/pages.md); epmoe_ref.fused_a2a.hybrid_dispatch_forward,
+    hybrid_dispatch_backward.
     """
     call = way_of(HybridEPDispatch, x, probs)
     return call(

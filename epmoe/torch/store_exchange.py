@@ -1,7 +1,8 @@
 """Exchanges plain data between the ranks of a process group, through the group's own store, with a timeout.
 
 torch's object collectives unpickle data from other processes, wait for the group's timeout, and do not name the missing
-rank; this does. There are few ranks, and exchanges happen only when memory or arguments are new, never in a steady-state call.
+rank; this does. There are few ranks, and exchanges happen only when memory or arguments are new, never in a
+steady-state call.
 """
 
 import time

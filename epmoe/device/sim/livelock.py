@@ -1,11 +1,12 @@
 """Ends loops that never park. Ordinary loads, a barrier, a warp operation or a write keep a waiting loop from parking.
 
 Nothing is recorded as long as threads end, or words change that parked threads wait for. After QUIET operations without
-either, every access is recorded for a while. A thread is in a loop if it has done nothing new for a long time: it touches
-no new address, and its loads return no new value. The run is stuck if every running thread is in a loop, and each
-running block has a thread that polls a word. If no thread polls, it is stuck after LONG operations without a barrier, a
-wake-up or a thread's end. So it is where other processes may write the words that threads poll. If some thread does new things, recording stops for as long as the run has
-lasted so far. So slow and long runs cost little, and a stuck run ends after about three times its length.
+either, every access is recorded for a while. A thread is in a loop if it has done nothing new for a long time: it
+touches no new address, and its loads return no new value. The run is stuck if every running thread is in a loop, and
+each running block has a thread that polls a word. If no thread polls, it is stuck after LONG operations without a
+barrier, a wake-up or a thread's end. So it is where other processes may write the words that threads poll. If some
+thread does new things, recording stops for as long as the run has lasted so far. So slow and long runs cost little, and
+a stuck run ends after about three times its length.
 """
 
 from greenlet import getcurrent
