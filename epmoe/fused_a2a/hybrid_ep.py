@@ -37,9 +37,8 @@ class HybridEPDispatch:
         [1]) is 1. A batch larger than any before makes the buffer grow on all ranks; with num_permuted_tokens it must
         be larger on all of them. num_sms_dispatch_api, num_sms_combine_api affect only scheduling; None: all SMs.
         """
-        sms = num_sms_dispatch_api, num_sms_combine_api
-        options = dict(num_permuted_tokens=num_permuted_tokens, pad_multiple=pad_multiple)
-        made = hybrid_ep_dispatch(x, routing_map, probs, group, num_local_experts, *sms, **options)
+        options = num_local_experts, num_sms_dispatch_api, num_sms_combine_api, num_permuted_tokens, pad_multiple
+        made = dispatch(hybrid_ep_buffer(group), (x, routing_map, probs), group, PLAIN, *options)
         ctx.handle = made[-1]
         return made
 

@@ -7,7 +7,6 @@ backward does the same with gradients.
 
 import functools
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, repeat
 
 import torch
@@ -118,7 +117,7 @@ def way_of(function, *given):
     torch.compile cannot trace the call; it compiles the code before and after.
     """
     if is_dynamo_compiling():
-        return partial(_uncompiled, function)
+        return functools.partial(_uncompiled, function)
     if is_grad_enabled():
         for one in given:
             if one.requires_grad if type(one) is Tensor else any_gradient((one,)):
