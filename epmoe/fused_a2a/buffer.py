@@ -45,8 +45,11 @@ class Interface:
 PLAIN = Interface(look, results_of, np.asarray)
 
 
-class NoRoom(Exception):
-    """No rank has sent rows, since one of them had no room. All know the most tokens now, and begin the call again."""
+class Again(Exception):
+    """A call begins again: its handle's Buffer is closed, or a rank had no room.
+
+    In the latter case no rank has sent rows, and all know the most tokens now.
+    """
 
 
 class Buffer(GroupMemory):
@@ -91,11 +94,10 @@ class Buffer(GroupMemory):
     def call(self, name, kind, names=(), arrays=(), options=(), of=None, interface=PLAIN):
         """Run a call by the plan for arrays of these forms, made if there is none: (results, handle).
 
-        name: of the call, for messages. kind: the class of the plan; without arrays, a function to call instead. names:
-        of the arrays. options: with kind, interface, forms and names, the plan's key. of: the call's handle; for a dispatch,
-        which makes the handle, the group. results: this rank's; or, for each result, a list over ranks (None if no rank
-        has it). A dispatch without room begins again. After any exception but a refusal, including Ctrl-C, the Buffer
-        must be reset.
+        name: of the call. kind: the class of its plan; without arrays, a function to call instead. names: of the arrays.
+        options: with name, interface and forms, the plan's key. of: the call's handle; for a dispatch, which makes the
+        handle, the group. results: this rank's; or, for each result, a list over ranks (None if no rank has it). After
+        any exception but a refusal, including Ctrl-C, the Buffer must be reset.
         """
         turn = self.turn
         try:
@@ -119,8 +121,8 @@ class Buffer(GroupMemory):
                 if kind.makes is None:
                     rows_vary = kind.rows_vary and of.plan.is_exact
                     forms = (_without_rows(forms, of.num_rows) if rows_vary else forms), of.form
-                key = kind, interface, options, forms, names
-                plan = self._plans.get(key) or self._plan(key, names, given, of)
+                key = name, interface, options, forms
+                plan = self._plans.get(key) or self._plan(key, kind, names, given, of)
                 if plan.remedy:
                     self._prepare_to_wait(plan, is_captured)
                 if plan.dtypes is not None:
@@ -144,8 +146,8 @@ class Buffer(GroupMemory):
                 if device.SIM:  # release the caller's arrays
                     self.machine.synchronize()
                     self.placing.let_go()
-        except NoRoom:
-            of, again = of.group, True
+        except Again:
+            again = True
         except REFUSALS:
             raise
         except BaseException as error:
@@ -154,7 +156,9 @@ class Buffer(GroupMemory):
         finally:
             turn.free[:] = (True,)
         if again:
-            return self.call(name, kind, names, arrays, options, of, interface)
+            buffer = of.buffer_of(of.group) if self.closed else self
+            of = of if kind.makes is None else of.group
+            return buffer.call(name, kind, names, arrays, options, of, interface)
         return made if leave is None else leave(made), of
 
     def _run_together(self, plan, given, handle, made):
@@ -173,15 +177,17 @@ class Buffer(GroupMemory):
         columns = map(list, zip(*made))
         return [None if all(a is None for a in column) else column for column in columns]
 
-    def _plan(self, key, names, given, of):
+    def _plan(self, key, kind, names, given, of):
         """Check everything and make a new plan. given: (addresses, arrays) of each rank, from look()."""
+        if self.closed and kind.makes is None:
+            raise Again
         self.expect_open()
-        kind, interface, options, *_ = key
+        name, interface, options, _ = key
         if len(self._plans) >= MOST_PLANS:
             self._plans.clear()
         # the arrays from look(), which may have copied one that kernels cannot read in place
         by_name = [list(of_ranks) for of_ranks in zip(*[arrays for _, arrays in given])]
-        plan = kind(self, interface, names, by_name, options, of)
+        plan = kind(self, name, interface, names, by_name, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
         if plan.remedy:  # it is told its numbers of rows
@@ -283,7 +289,7 @@ class Buffer(GroupMemory):
 
         Returns (rows, counts, tokens_per_expert). rows: of this rank, with padding, if expert-major. counts: a tuple
         with the number of rows from src_rank to dst_rank at src_rank * R + dst_rank; the same on all ranks.
-        tokens_per_expert: int64 [L], as the interface wraps it. If a rank had no room to receive, all raise NoRoom.
+        tokens_per_expert: int64 [L], as the interface wraps it. If a rank had no room to receive, all raise Again.
         The host polls its own memory. It goes on when counts are known, while rows are still travelling. If some do not
         arrive, the next call that waits raises the error, as after a dispatch on the device. The most tokens of a rank
         are remembered even if all rows had room: a later call that tells the host nothing relies on them.
@@ -300,7 +306,7 @@ class Buffer(GroupMemory):
         if most_tokens > self.max_tokens:
             self.want_tokens(most_tokens)
         if most_tokens and not info[HAS_ROOM]:  # where nothing runs (worlds/dry.py), all words are 0
-            raise NoRoom
+            raise Again
         if bad_ids is not None:
             raise bad_ids
         return info[PADDED_ROWS], info[counts_at:], per_expert

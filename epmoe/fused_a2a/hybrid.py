@@ -103,7 +103,7 @@ class DispatchPlan(ExpandingPlan):
 
     makes = HybridHandle
 
-    def __init__(self, buffer, interface, names, arrays, options, group):
+    def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, routing_map, *probs = arrays
         num_local_experts, limit, pad_multiple, is_fp8, a_world, self.num_sms_of = options
         n_ranks, num_sms, is_fp8 = buffer.n_ranks, self.num_sms_of[0], bool(is_fp8)
@@ -130,7 +130,7 @@ class DispatchPlan(ExpandingPlan):
             arguments.matrices(buffer, "probs", of_ranks, dtypes=(FP32,), **of_all)
         facts = dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
         facts |= dict(has_num_permuted_tokens=limit is not None)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, "hybrid_ep_dispatch", xs, **facts)
+        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, **facts)
         self.form, self.is_exact = (local, tuple(num_tokens), a_world, limit), limit is None
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
@@ -218,11 +218,10 @@ class DispatchPlan(ExpandingPlan):
 class CachedPlan(ExpandingPlan):
     """A plan for cached dispatches: tokens x [T, H] become rows where an earlier one put them. options: num_sms."""
 
-    def __init__(self, buffer, interface, names, arrays, options, handle):
+    def __init__(self, buffer, call, interface, names, arrays, options, handle):
         (x,), (num_sms,), capacity = arrays, options, handle.capacity
         xs = arguments.matrices(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens, vectors=True)
-        call = "the gradient of hybrid_ep_combine"
-        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, call, xs)
+        super().__init__(buffer, call, interface, names, handle.num_tokens, num_sms, xs)
         row_bytes, local = self.hidden * self.dtype.itemsize, handle.sums["n_local_experts"]
         buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)

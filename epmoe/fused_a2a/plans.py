@@ -67,25 +67,18 @@ class Handle:
 
     def combined(self, x, interface=PLAIN):
         """The sum of the rows x by token."""
-        buffer, num_sms = self.buffer, self.num_sms[1:]
-        if buffer.closed:
-            buffer = self.buffer_of(self.group)
-        return buffer.call(self.COMBINE, CombinePlan, ("x",), (x,), num_sms, self, interface)[0][0]
+        return self.buffer.call(self.COMBINE, CombinePlan, ("x",), (x,), self.num_sms[1:], self, interface)[0][0]
 
     def dispatch_gradients(self, grad_x, grad_probs, interface=PLAIN):
         """Gradients of the tokens and of probs (or None), from those of the rows."""
         given = (grad_x,) if arguments.absent(grad_probs) else (grad_x, grad_probs)
-        buffer, name, num_sms = self.buffer, f"the gradient of {self.DISPATCH}", self.num_sms[1:]
-        if buffer.closed:
-            buffer = self.buffer_of(self.group)
-        return buffer.call(name, CombinePlan, self.GRADIENT, given, num_sms, self, interface)[0]
+        name, num_sms = f"the gradient of {self.DISPATCH}", self.num_sms[1:]
+        return self.buffer.call(name, CombinePlan, self.GRADIENT, given, num_sms, self, interface)[0]
 
     def combine_gradient(self, grad_x, interface=PLAIN):
         """Gradients of the rows, from those of the tokens."""
-        buffer, name, num_sms = self.buffer, f"the gradient of {self.COMBINE}", self.num_sms[:1]
-        if buffer.closed:
-            buffer = self.buffer_of(self.group)
-        return buffer.call(name, self.CACHED, self.GRADIENT[:1], (grad_x,), num_sms, self, interface)[0][0]
+        name, num_sms = f"the gradient of {self.COMBINE}", self.num_sms[:1]
+        return self.buffer.call(name, self.CACHED, self.GRADIENT[:1], (grad_x,), num_sms, self, interface)[0][0]
 
     form = property(attrgetter("plan.form", "capacity"))
     num_tokens, sums = property(attrgetter("plan.num_tokens")), property(attrgetter("plan.sums"))
@@ -95,8 +88,8 @@ class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
     It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. x: the checked rows,
-    with `hidden` elements of a `dtype`. call, facts: what must be equal on all ranks, see CallLog. names: of the arrays,
-    for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
+    with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, see CallLog. names: of the
+    arrays, for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
     rows_vary: whether the number of rows differs between calls with an exact handle. dtypes: {name: type it must have}
     if arrays must be placed; None if kernels read them in place. remedy: if the call waits for the device, what to call
     instead during graph capture. check_values: checks the values of arrays in host memory before each call in the
@@ -112,7 +105,7 @@ class Plan:
     makes = dtypes = remedy = check_values = num_rows = None
     rows_vary = False
 
-    def __init__(self, buffer, interface, names, num_tokens, num_sms, call, x, **facts):
+    def __init__(self, buffer, call, interface, names, num_tokens, num_sms, x, **facts):
         self.buffer, self.interface, self.names = buffer, interface, names
         self.num_tokens, self.num_sms, self.hidden, self.dtype = num_tokens, num_sms, x[0].shape[1], x[0].dtype
         self.facts = dict(call=call, hidden=self.hidden, dtype=str(self.dtype)) | facts
@@ -152,7 +145,7 @@ class CombinePlan(Plan):
 
     rows_vary = True
 
-    def __init__(self, buffer, interface, names, arrays, options, handle):
+    def __init__(self, buffer, call, interface, names, arrays, options, handle):
         (x, *probs), (num_sms,), num_rows, capacity = arrays, options, handle.num_rows, handle.capacity
         n_of = dict(n_rows=num_rows, rows_of="the rows that the dispatch returned")
         xs = arguments.matrices(buffer, names[0], x, dtypes=handle.summed, vectors=True, **n_of)
@@ -165,8 +158,7 @@ class CombinePlan(Plan):
         shape = buffer.launches.shape(row_bytes=row_bytes, **of_kernel, **handle.sums)
         n_probs = shape.top_k or shape.num_experts
         facts = dict(has_probs=has_probs, probs_a_token=n_probs)
-        call = handle.COMBINE if names[0] == "x" else f"the gradient of {handle.DISPATCH}"
-        super().__init__(buffer, interface, names, handle.num_tokens, num_sms, call, xs, **facts)
+        super().__init__(buffer, call, interface, names, handle.num_tokens, num_sms, xs, **facts)
         of_row = {"out": ((self.hidden,), self.dtype)} | ({"out_probs": ((n_probs,), FP32)} if probs else {})
         of = self.arranged("combine result", of_row)
         self.outs = [of(n) for n in self.num_tokens]

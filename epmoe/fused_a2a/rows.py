@@ -86,7 +86,7 @@ class DispatchPlan(ReceivingPlan):
 
     makes = RowsHandle
 
-    def __init__(self, buffer, interface, names, arrays, options, group):
+    def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, token_indices, token_probs, *scales = arrays
         (num_experts, num_sms, on_device), n_ranks = options, buffer.n_ranks
         arguments.ranks_that_fit(n_ranks)
@@ -97,8 +97,8 @@ class DispatchPlan(ReceivingPlan):
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
         top_k, n_scales = ids[0].shape[1], scales[0].shape[1] if scales else 0
         arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
-        facts = dict(num_experts=self.num_experts, top_k=top_k, has_scales=bool(n_scales), on_device=on_device)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, "fused_dispatch", xs, **facts)
+        facts = dict(num_experts=self.num_experts, top_k=top_k, has_scales=bool(n_scales))
+        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, **facts)
         self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
         buffer.want_experts(local, self.facts)
         wide = all(a.dtype.itemsize == 8 for a in ids)
@@ -169,10 +169,10 @@ class DispatchPlan(ReceivingPlan):
 class CachedPlan(ReceivingPlan):
     """A plan for cached dispatches: sends x [T, H] where an earlier dispatch sent its tokens. options: num_sms."""
 
-    def __init__(self, buffer, interface, names, arrays, options, handle):
+    def __init__(self, buffer, call, interface, names, arrays, options, handle):
         (x,), (num_sms,), num_tokens = arrays, options, handle.num_tokens
         xs = arguments.matrices(buffer, names[0], x, n_rows=num_tokens, vectors=True)
-        super().__init__(buffer, interface, names, num_tokens, num_sms, "the gradient of fused_combine", xs)
+        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs)
         row_bytes = self.hidden * self.dtype.itemsize
         self.shape = buffer.launches.shape(1, row_bytes, num_sms, send=num_tokens, top_k=1)
         self.prepare_results(handle.capacity)

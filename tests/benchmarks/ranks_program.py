@@ -25,7 +25,7 @@ from host_cost import OneRankHere
 
 from benchmarks import plan, shapes, traffic
 from epmoe.device import gpu_machine
-from epmoe.fused_a2a.buffer import Buffer, NoRoom
+from epmoe.fused_a2a.buffer import Again, Buffer
 from epmoe.worlds.symmetric import SymmetricMemory
 
 RANKS, HIDDEN, EXPERTS = 4, 256, 16
@@ -91,7 +91,7 @@ def told(buffer, shape, n_local_experts):
     buffer.want_tokens(shape.tokens)
     per_expert = np.zeros(n_local_experts, np.int64)
     if not buffer.pool_layout.staging_bytes:
-        raise NoRoom
+        raise Again
     return 0, tuple(counts), per_expert
 
 

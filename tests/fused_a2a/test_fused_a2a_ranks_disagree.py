@@ -55,7 +55,7 @@ def test_sizes_that_both_ranks_know_are_told_when_a_wait_expires():
     for rank in (0, 1):
         assert re.search(
             rf"rank {rank} was told: rank {rank}, \w+ of rows: .* gave up after timeout=1 s. "
-            "The ranks gave fused_dispatch different sizes: hidden is 16 on rank 0, 32 on rank 1",
+            "The ranks gave fused_dispatch_on_device different sizes: hidden is 16 on rank 0, 32 on rank 1",
             printed,
         ), printed
         assert f"rank {rank} went on: {16 * 3 * 1.0} {6 if rank == 0 else 0}" in printed, printed
