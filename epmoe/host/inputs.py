@@ -133,6 +133,8 @@ def _one_for_each_row(a, what, capacity, d):
 def router_weights(cfg, machine, rank, given, num_tokens):
     """Check router weights of a rank: float32 (num_tokens, top_k)."""
     what = f"router_weights of rank {rank}"
+    if callable(given):
+        raise EPValueError(f"{what} is a function: give one function for all ranks, not a list of them")
     if not hasattr(given, "shape") and np.ndim(given) == 0:
         raise EPValueError(
             f"{what} is {given!r}; a float32 array (num_tokens={num_tokens}, top_k={cfg.top_k}) or a "
@@ -151,11 +153,16 @@ def input_scale(rank, given):
     what = f"input_scale of rank {rank} is {given!r}"
     if isinstance(given, bool) or not isinstance(given, (int, float, np.number)):
         raise EPValueError(f"{what}; a positive finite number is needed, or a function (i) -> float32")
-    with np.errstate(over="ignore"):
-        scale = np.float32(given)
-    if not (np.isfinite(scale) and scale > 0):
+    if not is_scale(given):
         raise EPValueError(f"{what}; it must be positive and finite in float32")
-    return scale
+    return np.float32(given)
+
+
+def is_scale(number):
+    """Whether a number is positive and finite in float32."""
+    with np.errstate(over="ignore"):
+        scale = np.float32(number)
+    return bool(np.isfinite(scale) and scale > 0)
 
 
 def seconds(what, value):
@@ -188,7 +195,7 @@ def result(machine, given, shape, dtype, what):
     if a.dtype != dtype or a.shape != tuple(shape):
         raise EPValueError(f"{what} is {a.dtype} {a.shape}, the result is {np.dtype(dtype)} {tuple(shape)}")
     if a.host is not None and not a.host.flags.writeable:
-        raise EPValueError(f"{what} is read-only, a result is to be written into it")
+        raise EPValueError(f"{what} is read-only, and a result is written into it: give a writable array")
     return a
 
 

@@ -10,12 +10,14 @@ from epmoe import device
 from epmoe.device.fingerprint import fingerprint
 from epmoe.host import inputs
 from epmoe.host.arrays import view
+from epmoe.host.out_arrays import expect_apart
 from epmoe.kernels import ArrayArg, ScalarArg
 from epmoe.kernels import user_functions as in_kernels
 from epmoe_ref.errors import EPValueError
 
 _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # arrays of these in host memory become float32, which is exact
+ALWAYS = NameError, AttributeError, TypeError, ImportError  # errors of a function whatever its arguments are
 NO_TYPES = (), ()
 MOST = 128  # functions that are remembered
 _chosen = {}  # by fingerprint
@@ -102,19 +104,38 @@ def check_returned(machine, function, what, args=(), kinds=()):
     """Raise EPValueError unless the function returns a number, or, for elementwise_lambda_fn, nothing.
 
     args: of the first rank; kinds: their types. On a GPU Numba infers the return type. In the simulator the function is
-    called, except an elementwise_lambda_fn, since it stores.
+    called once, with copies of its arrays.
     """
     numbers = PARAMETERS[what].values()
     if not device.SIM:
         kinds = (*((n.dtype.name, 0, False) for n in numbers), *kinds)
-        check_compiled(what, function, kinds, machine.compute_capability)
-    elif what != "elementwise_lambda_fn":
-        try:
-            args = [view(a, what).host if hasattr(a, "__dlpack__") else a for a in args]
-            value = function(*numbers, *args)
-        except Exception:  # perhaps an array is empty; otherwise the kernel raises it too
-            return
-        in_kernels.returned(what, function, value)
+        return check_compiled(what, function, kinds, machine.compute_capability)
+    name = getattr(function, "__name__", repr(function))
+    try:
+        value = function(*numbers, *[_copy(a, what, writable) for a, (*_, writable) in zip(args, kinds)])
+    except Exception as error:
+        if "read-only" in str(error):
+            raise EPValueError(
+                f"{what} {name} stores into an array that it may only read: an elementwise_lambda_fn may store, into "
+                "writable arrays of float32 or int32"
+            ) from error
+        # other errors may depend on the values: the first token or an array may be empty
+        if what == "input_scale" or isinstance(error, ALWAYS):
+            raise EPValueError(f"{what} {name} cannot be called: {type(error).__name__}: {error}") from error
+        return
+    value = in_kernels.returned(what, function, value)
+    if what == "input_scale" and not inputs.is_scale(value):
+        raise EPValueError(f"input_scale {name} returns {float(value)}; it must be positive and finite in float32")
+
+
+def _copy(argument, what, writable):
+    """A copy of an argument in host memory, or the number that it is."""
+    if not hasattr(argument, "__dlpack__"):
+        return argument
+    host = view(argument, what).host
+    copy = np.array(host, np.float32 if host.dtype.name in _WIDENED else None)
+    copy.flags.writeable = writable
+    return copy
 
 
 @lru_cache(in_kernels.CACHED)
@@ -151,11 +172,12 @@ def _reason(error):
 def of_rank(world, index, args):
     """This rank's arguments. Under a LocalWorld a list has one entry for each rank; other values are for all ranks."""
     n_ranks, made = len(world.ranks), []
-    for a in args:
+    for i, a in enumerate(args):
         is_by_rank = world.lists and isinstance(a, list)
         if is_by_rank and len(a) != n_ranks:
             raise EPValueError(
-                f"an argument of a function is a list of {len(a)}; it needs one entry for each of the {n_ranks} ranks"
+                f"argument {i} of a function is a list of {len(a)}; a list needs one entry for each of the {n_ranks} ranks: "
+                "make it an array if it is one argument for all ranks"
             )
         made.append(a[index] if is_by_rank else a)
     return tuple(made)
@@ -177,7 +199,13 @@ def argument(machine, value, what, writable):
     if host is not None:
         writable = writable and host.flags.writeable
         if array.dtype.name in _WIDENED and has_axes:
-            array, writable = view(host.astype(np.float32), what), False
+            host, writable = host.astype(np.float32), False
+        if not writable:  # the simulator then refuses a store
+            host = host.view()
+            host.flags.writeable = False
+            array = view(host, what)
+        else:
+            expect_apart([(what, array)])
     if array.dtype.name not in _ARRAY_DTYPES or not has_axes:
         raise EPValueError(
             f"{what} is {array.dtype} {array.shape}; numbers, and arrays of one or two axes of "

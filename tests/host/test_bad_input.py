@@ -69,6 +69,7 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
     "outputs of one rank": (lambda y, d, w: (y[:1], d, w), "expert_outputs has 1 entries.* 2 ranks"),
     "one number as weights": (lambda y, d, w: (y, d, 0.5), "router_weights is a float, .*list .* 2 ranks"),
     "a scalar as weights": (lambda y, d, w: (y, d, [1.0, 1.0]), "rank 0 .*top_k=2.* a single number is refused"),
+    "a function for each rank": (lambda y, d, w: (y, d, [max, max]), "router_weights of rank 0 is a function: .* one"),
     "weights of float64": (lambda y, d, w: (y, d, [a.astype("f8") for a in w]), "rank 0 has dtype float64, float32"),
     "weights of another shape": (lambda y, d, w: (y, d, [a.T.copy() for a in w]), "rank 0 .*top_k=2"),
     "outputs of the last rank": (lambda y, d, w: ([y[0], y[1][:, :8]], d, w), "rank 1 .*hidden=16"),
@@ -105,6 +106,7 @@ FUNCTIONS = [
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, "x"],)), "rank 1 is a str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(np.zeros(3),)), "float64"),
+    (dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, 2.0, 3.0],)), "argument 0 .* 2 ranks"),
 ]
 
 

@@ -157,15 +157,93 @@ def test_what_is_no_output_lambda_is_refused(options, told, where):
         run(where, ep, **options)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_a_read_only_array_is_not_stored_into(kernels):
-    table = np.zeros((4, 16), np.float32)
-    table.flags.writeable = False
+def write(token, col, value, table):
+    table[token, col] = value
 
-    def write(token, col, value, table):
-        table[token, col] = value
+
+def weigh_and_write(token, k, table):
+    table[token, k] = 2
+    return 1.0
+
+
+def pass_and_write(token, col, value, table):
+    write(token, col, value, table)
+    return value
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+ONLY_READ = {
+    "a read-only array": ("elementwise_lambda_fn", write, frozen(np.zeros((4, 16), np.float32))),
+    "an array that is widened": ("elementwise_lambda_fn", write, np.zeros((4, 16), np.float16)),
+    "an epilogue's": ("epilogue", pass_and_write, np.zeros((4, 16), np.float32)),
+    "a router weight's": ("router_weights", weigh_and_write, np.zeros((4, 16), np.float32)),
+}
+
+
+def with_table(what, function, table):
+    args = "router_weights_args" if what == "router_weights" else "epilogue_args"
+    return {what: function, args: (table,)}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("case", ONLY_READ)
+def test_a_store_into_an_array_that_is_only_read_is_refused(case, kernels):
+    what, function, table = ONLY_READ[case]
+
+    def later(token, *others):  # not for the first token, for which the function is tried
+        return function(token, *others) if token else 1.0 if what != "elementwise_lambda_fn" else None
 
     with parallel_of(kernels) as ep:
+        with pytest.raises(EPValueError, match=f"{what} .*may only read"):
+            run(kernels, ep, **with_table(what, function, table))
+        assert ep._rounds.state == "dispatched"
+        ep.reset()
         with pytest.raises((TypeError, OutOfBoundsError), match="read-only"):
-            run(kernels, ep, elementwise_lambda_fn=write, epilogue_args=(table,))
+            run(kernels, ep, **with_table(what, later, table))
     assert not table.any()
+
+
+def test_an_array_whose_elements_overlap_is_not_stored_into():
+    table = np.lib.stride_tricks.as_strided(np.zeros(16, np.float32), (4, 16), (0, 4))
+    with parallel(CFG) as ep:
+        with pytest.raises(EPValueError, match=r"epilogue_args\[0\] of rank 0 .*lie in one place"):
+            run("plain", ep, elementwise_lambda_fn=write, epilogue_args=(table,))
+        assert ep._rounds.state == "dispatched"
+
+
+FAULTY = {
+    "NameError": lambda token, col, value: undefined(value),  # noqa: F821
+    "AttributeError": lambda token, col, value: np.sigmoid(value),
+    "TypeError": lambda token, col, value: len(value),
+}
+
+
+@pytest.mark.parametrize("error", FAULTY)
+@pytest.mark.parametrize("what", ["epilogue", "elementwise_lambda_fn"])
+def test_a_function_that_can_never_be_called_is_refused_before_the_launch(what, error):
+    with parallel(CFG) as ep:
+        with pytest.raises(EPValueError, match=f"{what} <lambda> cannot be called: {error}"):
+            run("plain", ep, **{what: FAULTY[error]})
+        assert ep._rounds.state == "dispatched"
+
+
+def test_an_array_that_is_widened_is_tried_as_float32():
+    bias = np.ones(16, np.float16)
+    with parallel(CFG) as ep:
+        run("plain", ep, epilogue=lambda token, col, value, bias: add_rn(value, bias[col]), epilogue_args=(bias,))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), 1e-60])
+def test_a_function_returns_a_scale_that_is_positive_and_finite(scale):
+    cfg = config(hidden=64, token_format="nvfp4")
+    x, ids, _ = batch(cfg)
+    with parallel(cfg) as ep:
+        with pytest.raises(EPValueError, match="returns .*positive and finite"):
+            ep.dispatch(x, ids, returning(scale))
+        with pytest.raises(EPValueError, match="cannot be called: IndexError"):
+            ep.dispatch(x, ids, lambda i: [][0])
+        ep.dispatch(x, ids)
