@@ -210,7 +210,7 @@ def mpi():
         return
     code = (
         "from mpi4py import MPI; "  # two ranks may print on the same line
-        "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0].strip(chr(0))}', end=' ')"
+        "print(f'<{MPI.COMM_WORLD.size}>{MPI.Get_library_version().splitlines()[0]}', end=' ')"
     )
     alone = _run([sys.executable, "-c", code])
     if alone is None or alone.returncode:
@@ -222,7 +222,7 @@ def mpi():
             f"for one rank a process: {install('mpi')}",
         )
         return
-    library = alone.stdout.partition(">")[2].strip()[:50]
+    library = launcher.library(alone.stdout.partition(">")[2])[:50]
     yield Finding("MPI", OK, f"mpi4py {installed('mpi4py')} with {library}")
     mpirun = find_mpirun()
     if mpirun is None:

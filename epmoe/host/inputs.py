@@ -10,11 +10,11 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import VECTOR_BYTES, Array, view
+from epmoe.worlds.time_limit import seconds as seconds
 from epmoe_ref.errors import EPValueError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 COMBINE_DTYPE = {"bf16": BF16, "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-MOST_SECONDS = 1e9  # kernels count nanoseconds in 64 bits
 
 
 def ranks_of(world, what, argument):
@@ -163,16 +163,6 @@ def is_scale(number):
     with np.errstate(over="ignore"):
         scale = np.float32(number)
     return bool(np.isfinite(scale) and scale > 0)
-
-
-def seconds(what, value):
-    """A time limit as a float, positive and at most MOST_SECONDS."""
-    is_number = isinstance(value, (int, float, np.integer, np.floating))
-    if not is_number or isinstance(value, bool) or not 0 < value <= MOST_SECONDS:
-        raise EPValueError(
-            f"{what}={value!r} must be a positive number of seconds, at most {MOST_SECONDS:g}; there is no endless wait"
-        )
-    return float(value)
 
 
 def world(what, given):

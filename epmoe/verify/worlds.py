@@ -48,7 +48,7 @@ class Worlds:
             return LocalWorld(n_ranks, **options)
         if n_ranks != self.n_ranks:
             raise EPValueError(
-                f"--ranks {n_ranks}: mpirun started {self.n_ranks} ranks; leave --ranks out, or start as many"
+                f"--ranks {n_ranks}: MPI has {self.n_ranks} ranks here; leave --ranks out, or use mpirun -n {n_ranks}"
             )
         if device.SIM and self._world.machine.seed != seed:
             self._world = self._mpi_world(seed=seed)

@@ -52,7 +52,8 @@ class Gathering:
         """The PeerTimeout that names the ranks that have not arrived."""
         missing = ", ".join(str(p) for p in range(self.size) if p not in values)
         return PeerTimeout(
-            f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s"
+            f"rank {self.rank}, {channel}: rank {missing} did not come; gave up after timeout={timeout:g} s: has it ended, "
+            "or made another call?"
         )
 
 

@@ -13,8 +13,8 @@ SIZES = {
     "SLURM_STEP_NUM_TASKS": "srun",
 }
 REMEDIES = (
-    "start it with the mpirun of the MPI library that mpi4py uses (`epmoe doctor` names both), with the extra `mpi` "
-    "that is the mpirun next to this Python; under Slurm try srun --mpi=pmix or --mpi=pmi2"
+    "Start it with the mpirun of the MPI library that mpi4py loads (`epmoe doctor` names both; the extra `mpi` installs one "
+    "next to this Python). Under Slurm try srun --mpi=pmix or --mpi=pmi2"
 )
 
 
@@ -36,6 +36,11 @@ def launched_size():
     return None, None
 
 
+def library(version):
+    """The name and number that MPI's text about its version begins with, such as "Open MPI v5.0.11"."""
+    return " ".join(version.strip("\0 ").partition("\n")[0].partition(",")[0].replace("Version:", "").split())
+
+
 def check_size(size, library):
     """Raise if a launcher started several processes and each of them is an MPI world of its own.
 
@@ -44,8 +49,8 @@ def check_size(size, library):
     launched, launcher = launched_size()
     if size == 1 and launched is not None and launched > 1:
         raise UnavailableError(
-            f"{launcher} started {launched} or more processes, but MPI in this process knows only "
-            f"itself: its library is {library}, and the launcher belongs to another one. {REMEDIES}"
+            f"{launcher} started {launched} or more processes, but MPI in this process knows only itself: mpi4py loads "
+            f"{library}, and the launcher belongs to another MPI. {REMEDIES}"
         )
 
 

@@ -30,6 +30,7 @@ class LocalWorld:
             raise EPValueError(
                 f"n_ranks={n_ranks} must be at most {MAX_EXPERTS}, the most experts: each rank has one at least"
             )
+        n_ranks = int(n_ranks)
         self.n_ranks, self.ranks = n_ranks, range(n_ranks)
         self.machine = device.machine(n_ranks, **checked(self, ("stream",), simulation))
         if device.SIM:

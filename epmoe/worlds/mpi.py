@@ -15,6 +15,7 @@ from epmoe.worlds import agreement, launcher
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.exchange import Exchange
 from epmoe.worlds.simulation import checked
+from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPValueError, UnavailableError
 
 
@@ -32,9 +33,14 @@ class MPIWorld:
     own_options: tuple[str, ...] = "comm", "gpu", "stream", "timeout"
 
     def __init__(self, comm=None, *, gpu=None, stream=None, timeout=60.0, **simulation):
-        checked(self, self.own_options, simulation)
+        simulation, timeout = checked(self, self.own_options, simulation), seconds("timeout", timeout)
         MPI = _mpi()
-        launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version().split("\n")[0].strip("\0 "))
+        launcher.check_size(MPI.COMM_WORLD.Get_size(), launcher.library(MPI.Get_library_version()))
+        if comm is not None and (not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL):
+            raise EPValueError(
+                f"comm={comm!r} must be an intracommunicator of mpi4py with this process, or be left out for COMM_WORLD; "
+                "mpirun -n chooses the number of ranks"
+            )
         self.comm = MPI.COMM_WORLD if comm is None else comm
         self.exchange = Exchange(self.comm, MPI)
         self.rank, self.n_ranks = self.exchange.rank, self.exchange.size

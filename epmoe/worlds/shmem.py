@@ -46,6 +46,7 @@ class ShmemWorld(MPIWorld):
             size = self.p2p_world_size = largest_world(hosts)
         if not is_whole(size) or size < 1 or self.n_ranks % size:
             raise EPValueError(f"p2p_world_size={size!r} must be a whole number that divides the {self.n_ranks} ranks")
+        self.p2p_world_size = int(size)
         broken = split_world(hosts, size)
         if broken is not None:
             raise EPValueError(

@@ -1,5 +1,7 @@
 """The options that a world passes to its simulator. They are checked even on a GPU, which ignores them."""
 
+from numbers import Integral
+
 from epmoe_ref.errors import EPValueError
 
 SWITCHES = ("racecheck", "stale", "expire_waits", "stop_at_first_race")
@@ -7,7 +9,7 @@ OPTIONS = ("seed", *SWITCHES, "n_sms", "resident_limit", "recorder")
 
 
 def checked(world, own, options):
-    """The checked options. own: names of the world's other arguments, for the message."""
+    """The checked options, whole numbers as ints. own: names of the world's other arguments, for the message."""
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         name = unknown[0]
@@ -25,9 +27,9 @@ def checked(world, own, options):
     for name in SWITCHES:
         if getattr(options.get(name), "shape", ()) or options.get(name) not in (None, True, False):
             raise EPValueError(f"{name}={options[name]!r} must be True or False")
-    return options
+    return {name: int(value) if is_whole(value) else value for name, value in options.items()}
 
 
 def is_whole(value):
-    """Whether this is an int, and no truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether this is an int, also one of NumPy's, and no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)

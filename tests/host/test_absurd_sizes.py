@@ -48,12 +48,24 @@ def test_fused_is_a_truth_value(fused):
         parallel(config(), fused=fused)
 
 
+@pytest.mark.parametrize(
+    "cfg, kernels, said",
+    [
+        (EPConfig(16, 16, 1, 8, 1, p2p_world_size=16), None, "p2p_world_size=16 must be at most 8 .*use_shmem=True"),
+        (EPConfig(1, 40, 33, 8, 1), "fast", "top_k=33 must be at most 32 for the fast kernels"),
+    ],
+)
+def test_limits_of_the_kernels_are_checked_before_memory_is_asked_for(cfg, kernels, said):
+    with pytest.raises(EPValueError, match=said):
+        ExpertParallel(cfg, LocalWorld(cfg.n_ranks), kernels=kernels)
+
+
 def test_memory_that_is_not_to_be_had_is_no_traceback():
     with pytest.raises(UnavailableError, match=r"\d+ bytes for nothing of rank 0 cannot be allocated"):
         LocalWorld(1).machine.alloc(2**60, "nothing")
 
 
-@pytest.mark.parametrize("call", ["dispatch", "dispatch_wait", "region", "trace", "reset"])
+@pytest.mark.parametrize("call", ["dispatch", "dispatch_wait", "region", "trace", "reset", "memory"])
 def test_after_close_every_call_says_so(call, ep, x, ids):
     ep.close()
     ep.close()

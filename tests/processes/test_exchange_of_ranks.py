@@ -81,7 +81,9 @@ def test_a_peer_that_takes_no_message_does_not_hold_the_others_beyond_the_timeou
 
 
 def test_who_tells_nothing_is_named():
-    with pytest.raises(PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s"):
+    with pytest.raises(
+        PeerTimeout, match="rank 0, telling: rank 2 did not come; gave up after timeout=0.1 s: has it ended"
+    ):
         Exchange(Communicator({1: 1}, looks=1)).gather("telling", 0, 0.1)
 
 

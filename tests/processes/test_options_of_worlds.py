@@ -1,9 +1,11 @@
 """A world refuses misspelt simulator options and invalid values."""
 
+import numpy as np
 import pytest
 
 from epmoe import EPValueError, LocalWorld, MPIWorld, ShmemWorld
 from epmoe.device.sim.recorder import Recorder
+from epmoe.worlds.launcher import library
 from epmoe.worlds.simulation import OPTIONS
 
 VALUES = {
@@ -41,6 +43,31 @@ def test_what_is_no_option_is_refused_by_name_rule_and_remedy(given, parts):
     with pytest.raises(EPValueError) as error:
         LocalWorld(2, **given)
     assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_integers_of_numpy_are_whole_numbers():
+    world = LocalWorld(np.int64(2), seed=np.int32(3), n_sms=np.uint8(2))
+    kinds = {type(n) for n in (world.n_ranks, world.machine.seed, world.machine.n_sms)}
+    assert (world.n_ranks, world.machine.seed, world.machine.n_sms, kinds) == (2, 3, 2, {int})
+
+
+@pytest.mark.parametrize("world", [MPIWorld, ShmemWorld])
+def test_ranks_in_processes_refuse_what_is_no_communicator_and_no_time(world):
+    with pytest.raises(EPValueError, match="comm=4 must be .*mpi4py.*mpirun -n"):
+        world(4)
+    with pytest.raises(EPValueError, match="timeout=0 must be a positive number of seconds"):
+        world(timeout=0)
+
+
+@pytest.mark.parametrize(
+    "version, named",
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@localhost Distribution, ident: 5.0.11\0", "Open MPI v5.0.11"),
+        ("MPICH Version:      5.0.2\nMPICH Release date: x\n", "MPICH 5.0.2"),
+    ],
+)
+def test_an_mpi_library_is_named_briefly(version, named):
+    assert library(version) == named
 
 
 @pytest.mark.parametrize("world, own", [(MPIWorld, "gpu"), (ShmemWorld, "p2p_world_size")])

@@ -64,7 +64,7 @@ def test_verify_takes_a_file_of_routing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv, said", [(["--ranks", "3"], "mpirun started 2 ranks"), (["--racecheck"], "one process only")], ids=" ".join
+    "argv, said", [(["--ranks", "3"], "MPI has 2 ranks here"), (["--racecheck"], "one process only")], ids=" ".join
 )
 @pytest.mark.by_day(1)
 def test_verify_says_what_cannot_be_run_and_does_not_exit_0(argv, said):
