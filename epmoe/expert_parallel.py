@@ -97,7 +97,7 @@ class ExpertParallel:
 
         input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed.
         topk_ids: any integer type (num_tokens, top_k), ids in [0, n_experts), distinct in a token, -1 for no expert.
-        input_scale: one positive float32 a rank, or a function (i) -> float32; the nvfp4 encoder reads it.
+        input_scale: one positive finite float32 a rank, or a function (i) -> float32, called with 0; only nvfp4 reads it.
         out: a Dispatched whose arrays receive the results (topk_ids, and arrays that are None, are allocated).
         Returns a Dispatched: rows by group, then src_rank; within a segment their order is free.
         Errors: EPValueError names rank, token, k, value, and nothing was launched. Bad ids in device memory

@@ -25,7 +25,8 @@ class EPConfig:
     max_tokens_per_rank: all >= 1; top_k <= n_experts; n_experts <= 65535 and a multiple of n_ranks.
     p2p_world_size: consecutive ranks that write each other's memory directly; divides n_ranks. Default min(n_ranks, 8)
         if that divides n_ranks. Smaller than n_ranks only with use_shmem or skip_a2a.
-    token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows". Each needs a multiple for hidden.
+    token_format: "bf16", "fp8_blockwise", "nvfp4", "mxfp4", "mxfp8" or "mxfp4_rows". `print(cfg.format.__doc__)` gives its
+        layouts and the multiple that hidden must be.
     alignment: bytes to which each part of a message is padded; a power of two, at least 16 (one vector access).
     fuse_a_scale_preshuffle: mxfp4_rows only: scales in the per-expert slot layout; hidden a multiple of 256.
     combine_dtype: "bf16", "fp16" or "fp32": the type of expert outputs and of the combined result.

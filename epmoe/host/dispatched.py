@@ -28,7 +28,7 @@ class Dispatched:
     """One rank's dispatched tokens. Arrays have capacity for the most rows possible; `trimmed()` gives the exact rows.
 
     output_tokens: (capacity, hidden) in the token format's type (4-bit types: two to a uint8, hidden / 2 columns)
-    output_scales: the format's scales, None for bf16
+    output_scales: the format's scales, None for bf16; `print(cfg.format.__doc__)` gives their layout
     scales_offset: uint32 (n_groups), where each group's scale tiles begin; None for formats without scale tiles
     row_offsets: uint32 (n_groups + 1); rows of group g are row_offsets[g]:row_offsets[g + 1]
     expert_ids: int32 (n_groups), 0 .. n_groups - 1; a fused shared expert is group 0
@@ -39,7 +39,8 @@ class Dispatched:
     cfg, rank: of the result; check: waits for the kernels and raises the errors that they recorded
 
     Rows are in order of group, then of src_rank. The order of rows in an (expert, src_rank) segment is free
-    (epmoe_ref.canonical sorts it). The arrays are NumPy in the simulator and DeviceArray on a GPU, where
+    (epmoe_ref.canonical sorts it). Padding rows (fp8_blockwise) come last in their group. Their values and scales are
+    unspecified, and combine does not read them. The arrays are NumPy in the simulator and DeviceArray on a GPU, where
     nothing has waited for the kernels yet. Do not change src_info, topk_ids and row_offsets: combine relies on them.
     As NumPy arrays they are read-only, and combine refuses a changed copy. A change in GPU memory is not noticed:
     combine then gives wrong numbers or a PeerTimeout.
