@@ -1,6 +1,7 @@
 """ExpertParallel: dispatch and combine for the ranks of this process."""
 
 import weakref
+from threading import get_ident
 
 from epmoe.host import inputs, rank_memory
 from epmoe.host.combine_phase import CombinePhase
@@ -234,11 +235,21 @@ class ExpertParallel:
         Without close(), garbage collection frees what it can; memory that peers in other processes use stays.
 
         Collective (collective=False, after an error, does not wait for other ranks). Raises an error that the kernels
-        recorded and no call has raised yet, unless another error came before.
+        recorded and no call has raised yet, unless another error came before. EPStateError while another thread is in a
+        call.
         """
-        self._leave.detach()
-        if self._rounds.state != "closed":
-            self._engine.close(collective)
+        rounds = self._rounds
+        try:
+            rounds.free.pop()
+        except IndexError:
+            if rounds.thread != get_ident():  # else an exception has interrupted this thread's call
+                rounds.refuse("close")
+        try:
+            self._leave.detach()
+            if rounds.state != "closed":
+                self._engine.close(collective)
+        finally:
+            rounds.free[:] = (True,)
 
     def __enter__(self):
         return self

@@ -24,11 +24,11 @@ def test_calls_inside_a_call_are_refused(ep, x, ids, weights):
 
     def epilogue(token, col, value):
         if not said:
-            said.extend(in_a_thread(call) for call in (lambda: ep.dispatch(x, ids), ep.reset))
+            said.extend(in_a_thread(call) for call in (lambda: ep.dispatch(x, ids), ep.reset, ep.close))
         return value
 
     out = combine(ep, ep.dispatch(x, ids), weights, epilogue)
-    for s, name in zip(said, ("dispatch", "reset")):
+    for s, name in zip(said, ("dispatch", "reset", "close")):
         assert f"EPStateError: {name}: {UNDER_WAY}" in s
     assert same_bits(combine(ep, ep.dispatch(x, ids), weights), out)
 
