@@ -117,22 +117,19 @@ def refuse_what_would_be_ignored(args):
             f"{', '.join(unsummed)}: no meaning with --weights none, which leaves rows unsummed: "
             "leave that out, or --weights none"
         )
-    with_words = args.words and not args.all
     names = given(args, add_arguments)
-    wrong = [
-        name
-        for name in names
-        if (name not in WITH_THE_MATRIX if args.all else name in OF_THE_MATRIX) or with_words and name not in WITH_WORDS
-    ]
-    if args.input and not args.all:
-        wrong += [name for name in names if name in OF_A_FILE]
+    if args.all:
+        return refuse(
+            [name for name in names if name not in WITH_THE_MATRIX],
+            "no meaning with --all, which runs every combination of options, at small sizes: leave it out, or --all",
+        )
     refuse(
-        wrong,
-        "no meaning with --all, which walks all options, at small sizes: leave it out, or --all"
-        if args.all
-        else "no meaning with --words, which draws random worlds: leave it out, or --words"
-        if with_words
-        else "no meaning without --all: give that too, or leave it out"
-        if wrong and wrong[0] in OF_THE_MATRIX
-        else BESIDE_A_FILE,
+        [name for name in names if name in OF_THE_MATRIX], "no meaning without --all: give that too, or leave it out"
     )
+    if args.words:
+        return refuse(
+            [name for name in names if name not in WITH_WORDS],
+            "no meaning with --words, which draws random worlds: leave it out, or --words",
+        )
+    if args.input:
+        refuse([name for name in names if name in OF_A_FILE], BESIDE_A_FILE)

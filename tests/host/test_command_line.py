@@ -70,6 +70,8 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         (["--input", "f.npz", "--tokens", "3"], "--tokens: no meaning with --input"),
         (["--input", "no/such.npz"], "no/such.npz"),
         (["--part", "1/2"], "--part: no meaning without --all"),
+        (["--part", "1/2", "--input", "f.npz", "--top-k", "3"], "--part: no meaning without --all"),
+        (["--words", "--top-k", "3", "--input", "f.npz"], "--top-k, --input: no meaning with --words"),
         (["--all", "--part", "300/300"], "nothing would be compared"),
         (["--all", "--sample", "1", "--part", "2/2"], "nothing would be compared"),
         (["--words", "--format", "nvfp4"], "--format: no meaning with --words"),
