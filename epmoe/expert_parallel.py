@@ -157,7 +157,8 @@ class ExpertParallel:
         router_weights: float32 (num_tokens, top_k), or a function (token, k, *router_weights_args) -> float32; None
         leaves the rows unreduced, on all ranks or on none. epilogue: a function (token, col, value, *epilogue_args)
         -> value, applied to the sum rounded to the output type. Arguments of functions: numbers, or arrays of float32
-        or int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32).
+        or int32 with 1 or 2 axes (in host memory also bf16 and fp16, which are read as float32). Under a LocalWorld a
+        list among them has one for each rank. Every rank numbers its tokens from 0.
         elementwise_lambda_fn: a function (token, col, value, *epilogue_args), instead of an epilogue. It stores its
         result into writable arrays among its arguments and returns nothing. combine then returns None (a list of
         None under a LocalWorld) and stores nothing else.

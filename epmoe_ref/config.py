@@ -189,8 +189,8 @@ def _check_world(cfg: EPConfig) -> None:
     if size < cfg.n_ranks and not (cfg.use_shmem or cfg.skip_a2a):
         raise EPValueError(
             f"p2p_world_size={size} is smaller than n_ranks={cfg.n_ranks}, so messages cross p2p worlds: "
-            f"make them equal (a p2p world of the kernels has at most {MAX_GPUS_PER_NODE} ranks), "
-            "or set use_shmem=True (or skip_a2a=True, which exchanges nothing)"
+            "set use_shmem=True (or skip_a2a=True, which exchanges nothing), or make them equal "
+            f"(kernels take at most {MAX_GPUS_PER_NODE} ranks, the reference any number)"
         )
 
 

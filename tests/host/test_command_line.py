@@ -81,8 +81,7 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         (["--ranks", "9"], "--p2p-world-size"),
         (
             ["--ranks", "16"],
-            "at most 8 ranks), or set use_shmem=True (or skip_a2a=True, which exchanges nothing) (see "
-            "--p2p-world-size, --ranks, --skip-a2a)",
+            "kernels take at most 8 ranks, the reference any number) (see --p2p-world-size, --ranks, --skip-a2a)",
         ),
         ([*SMALL_BUT_EXPERTS, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
         ([*SMALL, "--hidden", "12"], "hidden=12"),
