@@ -20,7 +20,8 @@ class ExpertParallel:
     cfg: EPConfig with cfg.n_ranks == world.n_ranks.
     launch: LaunchConfig; default: the device's own.
     timeout [s]: how long a wait may take before it raises PeerTimeout; positive.
-    fused: True: dispatch() and combine() launch one fused kernel each. False: two split kernels each.
+    fused: True: dispatch() and combine() launch one fused kernel each. False: two split kernels each. The same on all
+    ranks.
     kernels: "plain" follows the specification's pages word by word; "fast" gives the same results.
     Default: "fast" on GPUs of compute capability 9.0 and newer, "plain" on others and in the simulator.
     Under a LocalWorld every argument and result that differs between ranks is a list over ranks.
@@ -63,6 +64,8 @@ class ExpertParallel:
         if _factories is None and kernels_named(kernels, world.machine) == "fast":
             check_limits(cfg)
         self.timeout, self.fused = inputs.seconds("timeout", timeout), bool(fused)
+        # fast kernels combine by other words of memory if they are fused
+        world.same("ExpertParallel", {"fused": self.fused}, self.timeout)
         self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
         self.kernels = self._engine.kernels
         self._rounds = self._engine.rounds

@@ -1,4 +1,4 @@
-"""One rank of a world whose last rank has another configuration; every rank must say which field differs where."""
+"""One rank of a world that disagrees on configuration and kernels; every rank must say which field differs where."""
 
 from rank_arrays import config
 
@@ -12,6 +12,10 @@ def main():
         ExpertParallel(cfg, world, timeout=30)
     except EPValueError as error:
         print(f"rank {world.rank} refuses: {error}\n", end="", flush=True)
+    try:
+        ExpertParallel(config(world.n_ranks), world, fused=world.rank != 0)
+    except EPValueError as error:
+        print(f"rank {world.rank} splits: {error}\n", end="", flush=True)
     try:
         ExpertParallel(config(world.n_ranks + 1), world)
     except EPValueError as error:

@@ -78,6 +78,8 @@ def test_ranks_must_agree_on_the_configuration():
     said = "EPConfig differs between ranks: combine_dtype is 'bf16' on rank 0, 1, 'fp32' on rank 2"
     for rank in range(3):
         assert f"rank {rank} refuses: {said}" in job.output, job.output
+        split = "ExpertParallel differs between ranks: fused is False on rank 0, True on rank 1, 2"
+        assert f"rank {rank} splits: {split}" in job.output, job.output
         assert f"rank {rank} counts: EPConfig.n_ranks=4 must equal the world's n_ranks=3" in job.output, job.output
         assert f"rank {rank} goes on" in job.output, job.output
 
