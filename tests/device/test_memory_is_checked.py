@@ -8,7 +8,19 @@ import pytest
 from litmus import line_of
 
 from epmoe import device
-from epmoe.device import int32, kernel, load16, load_i32, shared_array, store16, store_i32, store_u64, thread_idx, u64
+from epmoe.device import (
+    int32,
+    kernel,
+    load16,
+    load_i32,
+    shared_array,
+    store16,
+    store_i32,
+    store_u64,
+    thread_idx,
+    u32,
+    u64,
+)
 from epmoe.device.sim.memory import MEMORY, Memory, Span
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, OutOfBoundsError
 
@@ -184,6 +196,47 @@ def test_shared_arrays_are_bounded(machine, index):
     text = complaint(machine, reads_beside, 0)
     assert "index %d of rank 0 block 0" % index in text and "has shape (64,)" in text
     assert "has 64 elements" in complaint(machine, adds_beside, 0)
+
+
+def test_addresses_wrap_as_registers_do(machine):
+    """The sum of two u64 is taken modulo 2**64, of two u32 modulo 2**32: a negative offset is one."""
+    a = machine.alloc(64, "row")
+    a.fill(0)
+
+    @kernel()
+    def steps_back(params, num_tokens, my_rank):
+        at = params + u64(32) + u64(-16)
+        store_i32(at, load_i32(at) + 1)
+        device.red_add_relaxed_sys_i32(at, device.ld_relaxed_sys_i32(at))
+        store16(at + u64(16), *load16(at))
+        device.prefetch(at)
+        stage = device.dynamic_shared() + u32(32) + u32(-16)
+        device.shared_store_i32(stage, 3)
+        device.bulk_store(at, stage, 16)
+        device.bulk_commit()
+        device.bulk_wait()
+
+    machine.launch(steps_back, 1, 1, (a.address, 0, 0), stream=machine.stream(), shared_bytes=64)
+    assert a.read(np.int32, 16)[[4, 8]].tolist() == [3, 2]
+    below = kernel()(lambda params, num_tokens, my_rank: store_i32(params + u64(-4), 1))
+    assert "4 bytes before row of rank 0" in complaint(machine, below, a.address)
+    a.free()
+
+
+def test_shared_memory_is_bounded(machine):
+    def told(offset, shared_bytes=64):
+        @kernel()
+        def stores(params, num_tokens, my_rank):
+            device.shared_store_i32(device.dynamic_shared() + u32(offset), 1)
+
+        with pytest.raises(OutOfBoundsError) as caught:
+            machine.launch(stores, 1, 1, (0, 0, 0), stream=machine.stream(), shared_bytes=shared_bytes)
+            machine.synchronize()
+        return str(caught.value)
+
+    assert "lies in no piece, or the bytes pass its end (1040 to 1104: dynamic shared memory of block 0)" in told(64)
+    assert "shared address 1042 is not 4-byte aligned (1040 to 1104:" in told(2)
+    assert told(0, shared_bytes=0).endswith("(launch with shared_bytes=... to have some)")
 
 
 def test_shared_arrays_of_two_axes_and_their_poison(machine):

@@ -9,7 +9,7 @@ import sys
 
 from epmoe_ref.errors import EPError
 
-from .ops import intrinsic, span_of, step
+from .ops import MASK64, intrinsic, span_of, step
 from .scheduler import NOW
 from .shared import shared_span
 from .warp import meet
@@ -34,6 +34,17 @@ class Mbarrier:
                 NOW.written(self.address >> 4)
             return True
         return False
+
+    def lacks(self):
+        """What must still happen for the phase to end, as text."""
+        parts = []
+        if self.pending:
+            parts.append("%d of %d arrivals" % (self.pending, self.count))
+        if self.tx > 0:
+            parts.append("%d bytes that mbar_expect_tx announced" % self.tx)
+        if self.tx < 0:
+            parts.append("an mbar_expect_tx of %d bytes that were copied" % -self.tx)
+        return " and ".join(parts)
 
 
 class Copy:
@@ -82,13 +93,20 @@ def _mbarrier(t, address, name):
     real, span = shared_span(t, address, 8, name)
     found = t.block.mbarriers.get(real)
     if found is None:
-        _fault(t, "%s on shared address %d, where mbar_init has not made an mbarrier" % (name, address))
+        _fault(
+            t,
+            "%s on shared address %d, where mbar_init has not made an mbarrier: let one thread run mbar_init, then "
+            "syncthreads, before any use" % (name, address),
+        )
     return found, span
 
 
 @intrinsic
 def mbar_init(mbar, count):
-    """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
+    """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase.
+
+    Before other threads use it, syncthreads. Before a bulk copy uses it, also fence_proxy_async, by the thread that made it.
+    """
     t = step()
     real, span = shared_span(t, mbar, 8, "mbar_init")
     if NOW.detector is not None:
@@ -99,7 +117,11 @@ def mbar_init(mbar, count):
 def _arrive(t, mbar, nbytes, name, frame):
     bar, span = _mbarrier(t, mbar, name)
     if bar.pending == 0:
-        _fault(t, "%s: one arrival too many in this phase (the mbarrier was made for %d)" % (name, bar.count))
+        _fault(
+            t,
+            "%s: one arrival too many in phase %d of an mbarrier made for %d: wait for the end of the phase before "
+            "the next arrival, or give mbar_init a larger count" % (name, bar.phase, bar.count),
+        )
     if NOW.detector is not None:
         NOW.detector.arrives(t.actor, bar, name, frame, span)
     bar.tx += nbytes
@@ -124,7 +146,10 @@ def mbar_arrive(mbar):
 
 @intrinsic
 def mbar_try_wait(mbar, parity):
-    """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
+    """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while.
+
+    The first phase has parity 0, the next one 1. On a new mbarrier a wait for parity 1 returns 1 at once.
+    """
     t = step()
     bar, span = _mbarrier(t, mbar, "mbar_try_wait")
     if NOW.detector is not None:
@@ -146,7 +171,7 @@ def _check_bulk(t, name, nbytes):
 def bulk_load(shared_dst, src, nbytes, mbar):
     """Copy nbytes (multiple of 16) from global memory to a shared-window address; the mbarrier counts the bytes."""
     t = step()
-    nbytes = int(nbytes)
+    src, nbytes = src & MASK64, int(nbytes)
     _check_bulk(t, "bulk_load", nbytes)
     bar, bar_span = _mbarrier(t, mbar, "bulk_load")
     span = span_of(src, nbytes, "bulk_load", 16)
@@ -161,7 +186,7 @@ def bulk_load(shared_dst, src, nbytes, mbar):
 def bulk_store(dst, shared_src, nbytes):
     """Copy nbytes (multiple of 16) from a shared-window address to global memory, in the thread's open bulk group."""
     t = step()
-    nbytes = int(nbytes)
+    dst, nbytes = dst & MASK64, int(nbytes)
     _check_bulk(t, "bulk_store", nbytes)
     span = span_of(dst, nbytes, "bulk_store", 16, write=True)
     real, shared = shared_span(t, shared_src, nbytes, "bulk_store", 16)

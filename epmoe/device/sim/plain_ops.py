@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import MASK32, SPANS, STARTS, WRAP, intrinsic, read4, span_of, step, write4
+from .ops import MASK32, MASK64, SPANS, STARTS, WRAP, intrinsic, read4, span_of, step, write4
 from .scheduler import NOW
 
 
@@ -21,6 +21,7 @@ def _load(ty):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & low_bits:
+            address &= MASK64
             span = span_of(address, n, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, n, False, name, sys._getframe(1), span)
@@ -40,6 +41,7 @@ def _store(ty):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & low_bits or span.readonly:
+            address &= MASK64
             span = span_of(address, n, name, write=True)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, n, True, name, sys._getframe(1), span)
@@ -62,6 +64,7 @@ def _load16(name, doc):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + 16 > span.high or address & 15:
+            address &= MASK64
             span = span_of(address, 16, name)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, 16, False, name, sys._getframe(1), span, nc)
@@ -77,6 +80,7 @@ def _store16(name, doc):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + 16 > span.high or address & 15 or span.readonly:
+            address &= MASK64
             span = span_of(address, 16, name, write=True)
         if NOW.detector is not None:
             NOW.detector.plain(getcurrent().actor, address, 16, True, name, sys._getframe(1), span)
@@ -101,4 +105,4 @@ _store16("store16_stream", "store16 that leaves no trace in the L1 cache.")
 def prefetch(address):
     """Prefetch the bytes around a global address into L2. Nothing is read, so no order is needed."""
     step()
-    span_of(address, 1, "prefetch")
+    span_of(address & MASK64, 1, "prefetch")

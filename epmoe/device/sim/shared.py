@@ -62,7 +62,8 @@ class SharedArray:
 def shared_array(shape, dtype):
     """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
 
-    Every call site has its own array, and all threads of the block share it.
+    For GPUs the shape must be a literal or a name, not an expression such as 2 * STAGES. Every call site has its own
+    array, and all threads of the block share it.
     """
     block = getcurrent().block
     frame = sys._getframe(1)
@@ -133,14 +134,20 @@ def shared_add_i32(array, i, v):
 
 def shared_span(t, window_address, nbytes, name, alignment=None):
     """(real address, span) of bytes at a shared-window address of thread t's block. An error names the line."""
+    window_address &= MASK32
     found = t.block.locate(window_address, nbytes)
-    if found is None or window_address % (alignment or nbytes):
-        pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans) or "none"
+    misaligned = window_address % (alignment or nbytes)
+    if found is None or misaligned:
+        pieces = ", ".join("%d to %d: %s" % (w, w + s.high - s.low, s.name) for w, s in t.block.spans)
+        why = (
+            "is not %d-byte aligned" % (alignment or nbytes)
+            if misaligned
+            else "lies in no piece, or the bytes pass its end"
+        )
         raise out_of_bounds(
             "%s (%d bytes)" % (name, nbytes),
             t.place(),
-            "shared address %d is not %d-byte aligned inside one piece of shared memory (%s)"
-            % (window_address, alignment or nbytes, pieces),
+            "shared address %d %s (%s)" % (window_address, why, pieces or "launch with shared_bytes=... to have some"),
         )
     return found
 

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from greenlet import getcurrent
 
 from .memory import VIEW, WIDTH
-from .ops import SCOPES, SPANS, STARTS, WRAP, intrinsic, span_of, step
+from .ops import MASK64, SCOPES, SPANS, STARTS, WRAP, intrinsic, span_of, step
 from .scheduler import NOW
 
 
@@ -21,6 +21,7 @@ def _strong_load(order, scope, ty, depth=1):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & (n - 1):
+            address &= MASK64
             span = span_of(address, n, name)
         t = getcurrent()
         value = newest = span.strong[view][address - span.origin >> shift]
@@ -49,6 +50,7 @@ def _strong_store(order, scope, ty, depth=1):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & (n - 1) or span.readonly:
+            address &= MASK64
             span = span_of(address, n, name, write=True)
         v = wrap(v)
         view_, k = span.strong[view], address - span.origin >> shift
@@ -88,14 +90,14 @@ def _four_words():
     def load16_relaxed_sys(address):
         """Four u32 from a 16-byte aligned global address; relaxed loads, scope sys, one by one."""
         if address & 15:
-            span_of(address, 16, "load16_relaxed_sys")
+            span_of(address & MASK64, 16, "load16_relaxed_sys")
         return look(address), look(address + 4), look(address + 8), look(address + 12)
 
     @intrinsic
     def store16_relaxed_sys(address, a, b, c, d):
         """Store four u32 at a 16-byte aligned global address; relaxed stores, scope sys, one by one."""
         if address & 15:
-            span_of(address, 16, "store16_relaxed_sys", write=True)
+            span_of(address & MASK64, 16, "store16_relaxed_sys", write=True)
         put(address, a)
         put(address + 4, b)
         put(address + 8, c)
@@ -116,6 +118,7 @@ def _rmw(name, order, scope, ty, change, returns=True, operands=1, doc=None):
             NOW.preempt()
         span = SPANS[bisect_right(STARTS, address) - 1]
         if address + n > span.high or address & (n - 1) or span.readonly:
+            address &= MASK64
             span = span_of(address, n, name, write=True)
         view_, k = span.strong[view], address - span.origin >> shift
         if span.shared:
