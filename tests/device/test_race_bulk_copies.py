@@ -57,9 +57,9 @@ WORLD = dict(ranks=2, block=64, shared_bytes=SHARED)
         (dict(fence=nothing), "fence_proxy_async is missing between the two"),
         (dict(barrier=nothing), "both are in one"),
         (dict(commit=nothing), "bulk_commit and bulk_wait_read"),
-        (dict(reuse=nothing), "bulk_commit and bulk_wait_read is missing"),
-        (dict(wait=device.bulk_wait_read), "bulk_commit and bulk_wait is missing"),
-        (dict(wait=nothing), "bulk_commit and bulk_wait is missing"),
+        (dict(reuse=nothing), "bulk_commit and bulk_wait_read by its thread are missing"),
+        (dict(wait=device.bulk_wait_read), "bulk_commit and bulk_wait by its thread are missing"),
+        (dict(wait=nothing), "bulk_commit and bulk_wait by its thread are missing"),
     ],
 )
 def test_each_mutation_of_the_sender_is_found(mutation, said):
@@ -140,7 +140,48 @@ def test_each_mutation_of_the_receiver_is_found(mutation, said):
 
 
 def test_the_receiver_has_to_wait():
-    assert "mbar_try_wait on its mbarrier is missing" in first_race(receiver(wait=False), **WORLD)
+    texts = [first_race(receiver(wait=False), seeds=[seed], **WORLD) for seed in range(8)]
+    assert any("mbar_try_wait of its phase is missing" in text for text in texts)
+    # the second kind of report comes if the copy is issued after the read
+    assert all("mbar_try_wait" in text or "a syncwarp or syncthreads between" in text for text in texts)
+
+
+def test_a_phase_that_does_not_count_the_bytes_is_told_as_that():
+    @kernel()
+    def forgets(params, num_tokens, my_rank):
+        stage = dynamic_shared()
+        device.mbar_init(stage + u32(512), u32(1))
+        device.fence_proxy_async()
+        device.mbar_arrive(stage + u32(512))  # not mbar_expect_tx
+        bulk_load(stage, params, u32(256), stage + u32(512))
+        while device.mbar_try_wait(stage + u32(512), u32(0)) == 0:
+            pass
+        device.shared_load_i32(stage)
+
+    said = "or mbar_expect_tx of its bytes before that phase ended"
+    assert said in first_race(forgets, block=1, shared_bytes=SHARED)
+
+
+def test_a_copy_that_is_issued_after_a_read_without_a_wait():
+    @kernel()
+    def reads_first(params, num_tokens, my_rank):
+        stage = dynamic_shared()
+        if thread_idx() == 0:
+            device.mbar_init(stage + u32(512), u32(1))
+            device.fence_proxy_async()
+        syncthreads()
+        if thread_idx() == 40:
+            device.shared_load_i32(stage)
+        if thread_idx() == 0:
+            device.mbar_expect_tx(stage + u32(512), u32(256))
+            device.nanosleep(20)
+            bulk_load(stage, params, u32(256), stage + u32(512))
+
+    texts = [first_race(reads_first, seeds=[seed], block=64, shared_bytes=SHARED) for seed in range(12)]
+    texts = [text for text in texts if text.splitlines()[1].startswith("  1. read")]
+    assert texts
+    for text in texts:
+        assert text.endswith("if the first access is meant to find the copied bytes, it must come after mbar_try_wait")
 
 
 def test_an_mbarrier_that_another_thread_has_not_seen_made():

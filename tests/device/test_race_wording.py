@@ -157,3 +157,58 @@ def test_adds_that_count_for_several_are_not_blamed():
     for text in texts:
         assert "the release comes before it, %s" % line_of(counts_first, "red_add_release") in text
         assert "did not synchronise" not in text
+
+
+def counting(*, add=device.red_add_release_sys_i32, fence=nothing, barrier=syncthreads):
+    """Each of three ranks claims slots, writes them, and counts. Rank 0 waits for all and reads."""
+
+    @kernel()
+    def counts(params, num_tokens, my_rank):
+        slot = device.atomic_add_relaxed_sys_i32(params + u64(FLAG), 1)  # the claim
+        store_i32(params + u64(DATA + 4 * slot), my_rank)
+        fence()
+        barrier()
+        if thread_idx() == 0:
+            add(params + u64(FLAG + 16), 1)  # the count
+        if my_rank == 0:
+            if thread_idx() == 0:
+                while device.ld_acquire_sys_i32(params + u64(FLAG + 16)) < 3:  # the wait
+                    pass
+            syncthreads()
+            for i in range(3):
+                load_i32(params + u64(DATA + 4 * (thread_idx() + device.block_dim() * i)))
+
+    texts = [first_race(counts, seeds=(seed,), ranks=3) for seed in range(12)]
+    return counts, [text for text in texts if text]
+
+
+def test_a_relaxed_count_is_blamed_and_not_the_claims_before_the_writes():
+    program, texts = counting(add=device.red_add_relaxed_sys_i32)
+    assert texts
+    for text in texts:
+        assert [line for line in text.splitlines() if "did not synchronise" in line] == [
+            "  did not synchronise: %s red_add_relaxed_sys_i32 -> %s ld_acquire_sys_i32: the write is relaxed"
+            % (line_of(program, "the count"), line_of(program, "the wait"))
+        ]
+
+
+def test_a_fence_before_the_barrier_is_told_as_that():
+    assert counting()[1] == []
+    program, texts = counting(add=device.red_add_relaxed_sys_i32, fence=device.fence_acq_rel_sys)
+    assert texts
+    for text in texts:
+        assert text.endswith(
+            "before its release, the fence before %s red_add_relaxed_sys_i32" % line_of(program, "the count")
+        )
+
+
+def test_the_remedy_for_a_narrow_scope_and_for_a_sum_without_atomics():
+    narrow = kernel()(lambda params, num_tokens, my_rank: device.red_add_release_gpu_i32(params, 1))
+    assert "the scopes gpu and gpu do not include each other's thread: both need scope sys" in first_race(
+        narrow, ranks=2
+    )
+    narrow = kernel()(lambda params, num_tokens, my_rank: device.red_add_release_cta_i32(params, 1))
+    assert first_race(narrow, grid=2).endswith("both need scope gpu or sys")
+    adds = kernel()(lambda params, num_tokens, my_rank: store_i32(params, load_i32(params) + 1))
+    texts = [first_race(adds, seeds=(seed,)) for seed in range(8)]
+    assert any(text.endswith("if they all add to one number, use an atomic") for text in texts)

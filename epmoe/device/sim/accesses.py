@@ -67,7 +67,8 @@ class Accesses:
             if old is not None and old[1] == a.time:  # same epoch: already checked
                 return
         back = frame.f_back
-        access = (a, a.time, 0, address, n, write, word, frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, 0)
+        at = (frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, self.number)
+        access = (a, a.time, 0, address, n, write, word, *at)
         if write:
             self.check_write(access, cell, mask, span)
             cell[0][a.idx << IDX_BIT | mask] = access
@@ -304,6 +305,12 @@ class Accesses:
             if first <= number <= last and (z == me or known[z] >= time):
                 return True
         return False
+
+    def last_writes(self, address):
+        """The writes of this run to the byte at an address that no later one has replaced, the last one at the end."""
+        cell = self.granules.get(address >> 4)
+        writes = [] if cell is None else [w for k, w in cell[WRITES].items() if k >> (address & 15) & 1]
+        return sorted(writes, key=lambda w: w[NUMBER])
 
     def check_host(self, access, span):
         for low, high, write, count in span.host_accesses:

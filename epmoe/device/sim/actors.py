@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 WEAK, CTA, GPU, SYS = 0, 1, 2, 3
-# fields of an access
+# fields of an access. NUMBER counts strong accesses; a weak one has that of the last strong one before it, or 0
 ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
 new_lore = count(1).__next__
 
@@ -77,13 +77,15 @@ def morally_strong(a, b):
 class Location:
     """The writes and release heads that a strong read of these bytes can synchronise with."""
 
-    __slots__ = ("address", "size", "end", "last", "heads", "chain", "observations", "version", "history", "overlaps")
+    __slots__ = ("address size end last base heads chain links observations version history overlaps").split()
 
     def __init__(self, address, size):
         self.address, self.size, self.end = address, size, address + size
         self.last = None  # the last write (access) to any of the bytes, including weak ones
+        self.base = None  # what its actor knew then
         self.heads = {}  # (idx of the releasing actor, scope) -> (actor, scope, clock, access, proxy)
         self.chain = 0  # number of the first write of the chain of atomics that `last` belongs to
+        self.links = {}  # actor and site -> (access, base) of each write of a chain of several that releases nothing
         # (first and last write of the chain that was seen, idx of the reader, its time)
         self.observations = []
         self.version = 0
@@ -92,5 +94,5 @@ class Location:
 
     def overwritten(self, access):
         """After a weak write, or one of another size, strong reads here cannot acquire anything older."""
-        self.last, self.heads, self.history = access, {}, None
+        self.last, self.base, self.heads, self.links, self.history = access, access[ACTOR].base, {}, {}, None
         self.version += 1

@@ -32,7 +32,9 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
         super().__init__(machine)
         self.stale = stale
         self.fenced_proxy = False  # whether any thread has executed fence_proxy_async
-        self.rejected = {}  # (write's site, read's site, why) -> (write, read): pairs that did not synchronise
+        # pairs that did not synchronise, for reports: sites and blocks -> (write, read, why, what the writer knew)
+        self.rejected = {}
+        self.chains = {}  # read's site and block -> (read, number of the write it saw, that location's links)
         self.places = []  # by stream: clock index of its first thread, and of its first engine
         n = 0
         for queue in queues:
@@ -172,6 +174,7 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                     else "they differ in size"
                     if last[3] != address or last[4] != n
                     else APART % (SCOPE_NAMES[last[2]], SCOPE_NAMES[scope]),
+                    location.base,
                 )
         if acquire and location in a.observed:
             self.acquire_observed(a, location, scope)
@@ -225,18 +228,34 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
             if not location.history:
                 location.history = [(location.last, keep, before, location.chain)]
             location.history.append((access, heads, after, chain))
-        location.last, location.chain = access, chain
+        self.link(location, access, chain)
+        location.last, location.base, location.chain = access, a.base, chain
         location.version += 1
         for other in location.overlaps:
             other.overwritten(access)
         if release:
             a.time += 1
 
+    @staticmethod
+    def link(location, access, chain):
+        """For reports, keep the writes of a chain of atomics that release nothing: a read of the chain sees them too."""
+        if chain == access[11]:
+            location.links = {}
+            return
+        releasing = {k[0] for k in location.heads}
+        first = () if location.links else ((location.last, location.base),)
+        for write, base in (*first, (access, access[0].base)):
+            if write[0].idx not in releasing:
+                location.links[write[0].idx, write[7], write[8]] = (write, base)
+
     def observe(self, a, location, access, acquire, scope, write, heads):
         """A strong read saw a strong write, and each is in the other's scope."""
         writer = write[0].idx
         if not any(k[0] == writer for k in heads):
-            self.reject(write, access, "the write is relaxed")
+            base = location.base if write is location.last else write[0].base
+            self.reject(write, access, "the write is relaxed", base)
+        if location.links:
+            self.chains[access[7], access[8], a.block] = (access, write[11], location.links)
         missed = {}
         for k, head in heads.items():
             if head[0] is a:
@@ -252,13 +271,23 @@ class Detector(NetworkAgents, AsyncProxy, Accesses):
                 head[3],
                 access,
                 "the read is relaxed" if not acquire else APART % (SCOPE_NAMES[head[1]], SCOPE_NAMES[scope]),
+                head[2],
             )
 
-    def reject(self, write, read, why):
-        """Remember a pair that did not synchronise, for reports."""
+    def reject(self, write, read, why, base):
+        """Remember a pair that did not synchronise, for reports. base: what the writer knew when it wrote."""
         w, r = write[0], read[0]
         if w is not r and r.known[w.idx] < write[1]:
-            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why)
+            self.rejected[write[7], write[8], read[7], read[8], w.block, r.block] = (write, read, why, base)
+
+    def not_synchronised(self):
+        """Pairs as in `rejected`, those of chains of atomics included."""
+        pairs = list(self.rejected.values())
+        for read, seen, links in self.chains.values():
+            for write, base in links.values():
+                if write[11] <= seen and write[0] is not read[0] and read[0].known[write[0].idx] < write[1]:
+                    pairs.append((write, read, "the write is relaxed", base))
+        return pairs
 
     def older(self, a, location):
         """Stale mode: a write that this load may see, and that no earlier observation excludes."""

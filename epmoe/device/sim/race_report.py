@@ -69,7 +69,7 @@ def text(detector, first, second, span, kind):
     out += ["  " + reason for reason in missing(detector, first, second, kind)]
     if kind is None and not (first[2] and second[2]):  # otherwise no synchronisation is missing
         pairs = closest(detector, first, second)
-        out += ["  did not synchronise: %s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why in pairs]
+        out += ["  did not synchronise: " + pair for pair in pairs]
         if not pairs:
             out += ["  " + release for release in nearest_release(detector, first, second)]
     return "\n".join(out)
@@ -118,7 +118,8 @@ def missing(detector, first, second, kind):
     if kind == "order":
         return [
             "both are strong stores, of different values, and nothing says which of them comes last: the second's "
-            "thread must have acquired something that the first's released later, or have seen its value"
+            "thread must have acquired something that the first's released later, or have seen its value; or use an "
+            "atomic"
         ]
     if kind == "nc":
         return [
@@ -142,21 +143,20 @@ def missing(detector, first, second, kind):
         ]
     if u.word and u.word not in SHMEM:
         wait = (
-            "mbar_try_wait on its mbarrier"
+            "mbar_try_wait of its phase is missing, or mbar_expect_tx of its bytes before that phase ended"
             if u.word == "bulk_load"
-            else "bulk_commit and bulk_wait"
-            if first[5]
-            else "bulk_commit and bulk_wait_read"
+            else "bulk_commit and %s by its thread are missing" % ("bulk_wait" if first[5] else "bulk_wait_read")
         )
         return [
-            "nobody has waited for the bulk copy before the second access: %s is missing, or its order to it" % wait
+            "nobody has waited for the bulk copy before the second access: %s, or the order from there to the second "
+            "access" % wait
         ]
     if first[2] and second[2]:
         if first[3] != second[3] or first[4] != second[4]:
             return ["both are strong, but differ in address or size"]
         return [
-            "both are strong, but the scopes %s and %s do not include each other's thread"
-            % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]])
+            "both are strong, but the scopes %s and %s do not include each other's thread: both need scope %s"
+            % (WORD_OF_SCOPE[first[2]], WORD_OF_SCOPE[second[2]], "gpu or sys" if u.rank == t.rank else "sys")
         ]
     if first[2] or second[2]:
         return [
@@ -168,7 +168,12 @@ def missing(detector, first, second, kind):
         group, name = ("warp", "syncwarp or syncthreads") if same_warp(u, t) else ("block", "syncthreads")
         if first[5] and second[5] and first[7:9] == second[7:9]:
             return ["both are in one %s, and both write here: only one of them should, or use an atomic" % group]
-        return ["both are in one %s, and nothing orders them: a %s between them would" % (group, name)]
+        advice = ""
+        if t.word == "bulk_load":
+            advice = "; if the first access is meant to find the copied bytes, it must come after mbar_try_wait"
+        elif first[5] != second[5] and site(*first[7:9]) == site(*second[7:9]):
+            advice = "; if they all add to one number, use an atomic"
+        return ["both are in one %s, and nothing orders them: a %s between them would%s" % (group, name, advice)]
     informed = next((v for v in mates if v is not t and v.known[u.idx] >= first[1]), None)
     if informed is not None:
         return [
@@ -213,7 +218,12 @@ def releases(detector):
 def acquired_from(detector, v, known):
     """ ", namely LINE": the last release of actor v acquired by a thread with this knowledge, if it is still known."""
     heads = [h for _, h in releases(detector) if h[0] is v and h[2][v.idx] <= known[v.idx]]
-    return ", %s" % place_of(max(heads, key=lambda h: h[2][v.idx])[3]) if heads else ""
+    return ", %s" % release_in(max(heads, key=lambda h: h[2][v.idx])) if heads else ""
+
+
+def release_in(head):
+    """Where a release is: at a releasing access, or at the fence before a relaxed one."""
+    return ("the fence before " if "relaxed" in head[3][6] else "") + place_of(head[3])
 
 
 def nearest_release(detector, first, second):
@@ -236,7 +246,7 @@ def nearest_release(detector, first, second):
     location, head = min(covering, key=lambda c: (c[1][0] is not u, c[1][0].block is not u.block, c[1][3][11]))
     return [
         "nearest release behind the first access: %s, to %s; the second access's thread does not acquire that word"
-        % (place_of(head[3]), place_in(location.address, head[0].block))
+        % (release_in(head), place_in(location.address, head[0].block))
     ]
 
 
@@ -248,7 +258,7 @@ def place_in(address, block):
 
 
 def closest(detector, first, second, limit=3):
-    """The strong reads that saw a write and did not synchronise with it, the most informative first.
+    """The strong reads that saw a write and did not synchronise with it, as text, the most informative first.
 
     Only reads that would have ordered the two accesses count: the write comes after the first access, the read before
     the second. If there are none, reads whose write comes after the first access count: the chain has several gaps.
@@ -256,15 +266,17 @@ def closest(detector, first, second, limit=3):
     u, t = first[0], second[0]
 
     def comes_after(pair):
-        w = pair[0]
-        return w[0] is u and w[1] >= first[1] or w[0] is not u and w[0].known[u.idx] >= first[1]
+        w, base = pair[0], pair[3]
+        if w[0] is u:
+            return w is first or w[1] >= first[1] and w[11] > first[11]
+        return base[u.idx] >= first[1]
 
     def comes_before(pair):
         r = pair[1]
         return r[0] is t or t.known[r[0].idx] >= r[1]
 
     def score(pair):
-        w, r, _ = pair
+        w, r, _, _ = pair
         return (
             (w[0].block is u.block) * 4
             + (r[0].block is t.block) * 4
@@ -275,13 +287,9 @@ def closest(detector, first, second, limit=3):
             r[11],
         )
 
-    pairs = [p for p in detector.rejected.values() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
+    pairs = [p for p in detector.not_synchronised() if {p[0][0].rank, p[1][0].rank} <= {u.rank, t.rank}]
     pairs = [p for p in pairs if comes_after(p)]
     pairs = [p for p in pairs if comes_before(p)] or pairs
-    out, sites = [], set()
-    for pair in sorted(pairs, key=score, reverse=True):
-        at = pair[0][7:9] + pair[1][7:9]
-        if at not in sites:
-            sites.add(at)
-            out.append(pair)
-    return out[:limit]
+    pairs.sort(key=score, reverse=True)
+    out = dict.fromkeys("%s -> %s: %s" % (place_of(w), place_of(r), why) for w, r, why, _ in pairs)
+    return list(out)[:limit]
