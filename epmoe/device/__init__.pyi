@@ -437,7 +437,9 @@ def n_warps() -> Any:
     """Warps a block."""
 
 def syncthreads() -> Any:
-    """bar.sync 0: all threads of the block meet, and see what any of them wrote before."""
+    """bar.sync 0: all threads of the block meet, and see what any of them wrote before.
+
+    All lanes of a warp must reach the same call. Threads that have ended are not waited for."""
 
 def syncthreads_or(p: Any) -> Any:
     """1 if p is true in any thread of the block; a barrier as well."""
@@ -449,16 +451,16 @@ def syncwarp() -> Any:
     """bar.warp.sync: all lanes meet, and see what any of them wrote before."""
 
 def shfl_idx(v: Any, lane: Any) -> Any:
-    """v of the given lane (modulo 32)."""
+    """v of the given lane (modulo 32). Undefined if that lane has ended."""
 
 def shfl_xor(v: Any, mask: Any) -> Any:
-    """v of lane (own lane xor mask)."""
+    """v of lane (own lane xor mask). Undefined if that lane has ended."""
 
 def shfl_up(v: Any, d: Any) -> Any:
-    """v of lane (own lane - d); own v if there is no such lane."""
+    """v of lane (own lane - d); own v if that is below 0. Undefined if that lane has ended."""
 
 def shfl_down(v: Any, d: Any) -> Any:
-    """v of lane (own lane + d); own v if there is no such lane."""
+    """v of lane (own lane + d); own v if that is above 31. Undefined if that lane has ended."""
 
 def ballot(p: Any) -> Any:
     """Bit i is set if p is true in lane i."""
@@ -473,10 +475,10 @@ def all_lanes(p: Any) -> Any:
     """1 if p is true in all lanes."""
 
 def warp_broadcast_i32(v: Any, src: Any) -> Any:
-    """v (i32) of lane src, in every lane."""
+    """v (i32) of lane src (modulo 32), in every lane. Undefined if that lane has ended."""
 
 def warp_broadcast_u64(v: Any, src: Any) -> Any:
-    """v (u64) of lane src, in every lane."""
+    """v (u64) of lane src (modulo 32), in every lane. Undefined if that lane has ended."""
 
 def warp_sum_i32(v: Any) -> Any:
     """Sum of v (i32) over the lanes, in every lane."""
@@ -488,10 +490,10 @@ def warp_or_u32(v: Any) -> Any:
     """All bits of v (u32) of any lane, in every lane."""
 
 def warp_inclusive_sum_i32(v: Any) -> Any:
-    """Sum of v (i32) over this lane and the lanes below it."""
+    """Sum of v (i32) over this lane and the lanes below it. Undefined if one of those has ended."""
 
 def warp_max_f32(v: Any) -> Any:
-    """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN."""
+    """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN. Undefined if a lane has ended."""
 
 def popc(x: Any) -> Any:
     """Number of set bits of a u32."""
@@ -505,7 +507,8 @@ def clz(x: Any) -> Any:
 def shared_array(shape: Any, dtype: Any) -> Any:
     """A static array of the block. shape (int or tuple) is a constant, dtype int32, uint32, uint64, float32 or uint8.
 
-    Every call site has its own array, and all threads of the block share it."""
+    For GPUs the shape must be a literal or a name, not an expression such as 2 * STAGES. Every call site has its own
+    array, and all threads of the block share it."""
 
 def shared_add_i32(array: Any, i: Any, v: Any) -> Any:
     """Add to an element of a shared int32 array, relaxed, scope cta. Returns the old value.
@@ -624,7 +627,9 @@ def ex2_approx(a: Any) -> Any:
     """2 to the power a, as ex2.approx.f32 (within 2 units in the last place)."""
 
 def mbar_init(mbar: Any, count: Any) -> Any:
-    """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase."""
+    """Make an mbarrier at a shared-window address (8 bytes, aligned) that takes `count` arrivals a phase.
+
+    Before other threads use it, syncthreads. Before a bulk copy uses it, also fence_proxy_async, by the thread that made it."""
 
 def mbar_expect_tx(mbar: Any, nbytes: Any) -> Any:
     """Arrive, and extend the phase until nbytes more have been copied."""
@@ -633,7 +638,9 @@ def mbar_arrive(mbar: Any) -> Any:
     """Arrive (release, scope cta)."""
 
 def mbar_try_wait(mbar: Any, parity: Any) -> Any:
-    """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while."""
+    """1 if the phase of this parity has ended (acquire, scope cta), else 0, perhaps after a while.
+
+    The first phase has parity 0, the next one 1. On a new mbarrier a wait for parity 1 returns 1 at once."""
 
 def bulk_load(shared_dst: Any, src: Any, nbytes: Any, mbar: Any) -> Any:
     """Copy nbytes (multiple of 16) from global memory to a shared-window address; the mbarrier counts the bytes."""

@@ -90,6 +90,89 @@ def test_lanes_at_different_warp_operations():
         execute(mixes)
 
 
+def test_lanes_of_a_warp_at_different_calls_of_a_barrier():
+    def calls(limit):
+        @kernel()
+        def branches(params, num_tokens, my_rank):
+            if thread_idx() < limit:
+                syncthreads()  # here
+            else:
+                device.syncthreads_or(1)  # there
+
+        return branches
+
+    with pytest.raises(EPError) as caught:
+        execute(calls(16), block=64)
+    assert re.search(
+        "barriers do not match: rank 0 block 0 warp 0 lane .* and lane .* of its warp at", str(caught.value)
+    )
+    assert line_of(calls(16), "here") in str(caught.value) and line_of(calls(16), "there") in str(caught.value)
+    execute(calls(32), block=64)  # in PTX, warps may meet at different calls
+
+
+@pytest.mark.parametrize("use", [lambda v: v + 1, device.f32, lambda v: store_i32(v, 0), lambda v: 1 if v else 0])
+@pytest.mark.parametrize("read", ["shfl_idx", "shfl_xor", "shfl_up", "warp_broadcast_i32", "warp_broadcast_u64"])
+def test_the_value_of_a_lane_that_has_ended_must_not_be_used(read, use):
+    def reads(use, lane):
+        @kernel()
+        def leaves(params, num_tokens, my_rank):
+            if thread_idx() != lane:
+                v = getattr(device, read)(7, 33 if "idx" in read or "broadcast" in read else 1)
+                if thread_idx() == lane ^ 1:
+                    use(v)
+
+        return leaves
+
+    execute(reads(lambda v: None, 0))
+    with pytest.raises(EPError, match=r"at %s < .* reads lane \d+, which has ended .* the result is undefined" % read):
+        execute(reads(use, 1 if "idx" in read or "broadcast" in read else 0))
+
+
+def test_the_last_writer_and_the_ranks_that_have_ended_are_named():
+    @kernel()
+    def counts(params, num_tokens, my_rank):
+        if my_rank < 2:
+            device.red_add_release_sys_i32(params, 1)
+        if my_rank == 0:
+            wait_for(device.ld_acquire_sys_i32, params, 3)
+            wait_for(device.ld_acquire_sys_i32, params, 3)
+
+    def text(**options):
+        with pytest.raises(DeadlockError) as caught:
+            execute(counts, ranks=3, block=1, **options)
+        return str(caught.value)
+
+    assert text(racecheck=False).endswith("of rank 0, which holds 2\n  ranks 1-2: every launch has ended")
+    at = re.escape(line_of(counts, "red_add"))
+    assert re.search(r"which holds 2 \(last written at %s red_add_release_sys_i32 by rank [01]\)\n" % at, text())
+    waits = blocks(lambda flag, data: wait_for(ld_acquire_gpu_i32, flag, 1))
+    with pytest.raises(DeadlockError, match=r"which holds 0 \(no thread has written it\)$"):
+        execute(waits, block=1)
+
+
+@pytest.mark.parametrize(
+    "announced, arrivals, lacks",
+    [
+        (64, 2, "1 of 2 arrivals"),
+        (48, 1, "an mbar_expect_tx of 16 bytes that were copied"),
+        (80, 1, "16 bytes that mbar_expect_tx announced"),
+    ],
+)
+def test_what_the_phase_of_an_mbarrier_lacks(announced, arrivals, lacks):
+    @kernel()
+    def waits(params, num_tokens, my_rank):
+        bar = device.shared_addr(device.shared_array(1, device.uint64))
+        stage = device.shared_addr(device.shared_array(16, device.int32))
+        device.mbar_init(bar, arrivals)
+        device.mbar_expect_tx(bar, announced)
+        device.bulk_load(stage, params, 64, bar)
+        while not device.mbar_try_wait(bar, 0):
+            pass
+
+    said = "spins on the mbarrier shared array of %s[0] of rank 0: its phase 0 (parity 0) lacks %s"
+    assert hang(waits, block=1).endswith(said % (line_of(waits, "uint64"), lacks))
+
+
 def test_a_plain_spin_and_a_lock_that_is_never_free(monkeypatch):
     monkeypatch.setattr(livelock, "QUIET", 50_000)
     monkeypatch.setattr(livelock, "LONG", 100_000)

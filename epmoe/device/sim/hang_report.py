@@ -1,6 +1,7 @@
 """The text of a DeadlockError: where each thread waits, and for which word."""
 
 from .memory import MEMORY
+from .race_report import place_of as place_of_access
 from .race_report import site
 
 
@@ -28,6 +29,9 @@ def text(why, scheduler):
                 "  rank %d: %s of %s not resident: no room until others end"
                 % (launch.rank, ranges("block", launch.to_start), launch)
             )
+    over = scheduler.run.over - {t.rank for t in all_threads(scheduler)}
+    if over:
+        lines.append("  %s: every launch has ended" % ranges("rank", over))
     return "\n".join(lines)
 
 
@@ -40,14 +44,11 @@ def waits_for(t, scheduler):
     """What a stuck thread waits for, as text."""
     if t in scheduler.spinners:
         words = {look & ~1: value for look, value in t.polled.items()}
-        return "spins on " + ", ".join(
-            "%s, which holds %s" % (place_of(a, t.block), number(v)) for a, v in words.items()
-        )
+        return "spins on " + ", ".join(looked_at(a, v, t.block, scheduler) for a, v in words.items())
     watched = scheduler.watch.notes if scheduler.watch else {}
     looks = watched[t].looked_at() if t in watched else ()
     loop = "".join(
-        "; looks again and again at %s, which holds %s, at %s"
-        % (place_of(address, t.block), number(value), site(code, place))
+        "; looks again and again at %s, at %s" % (looked_at(address, value, t.block, scheduler), site(code, place))
         for address, value, code, place in looks
     )
     if t in t.block.arrived:
@@ -55,6 +56,26 @@ def waits_for(t, scheduler):
     if t in t.warp.waiting:
         return at_barrier(t.warp.kind, t.warp.live - t.warp.count, t.warp.live, "lanes of its warp") + loop
     return "runs" + loop
+
+
+def looked_at(address, value, block, scheduler):
+    """A word, what it holds and who wrote it last, or an mbarrier and what its phase lacks."""
+    place, mbarrier = place_of(address, block), block.mbarriers.get(address)
+    if mbarrier is None:
+        return "%s, which holds %s%s" % (place, number(value), last_write(address, scheduler))
+    phase = mbarrier.phase
+    return "the mbarrier %s: its phase %d (parity %d) lacks %s" % (place, phase, phase & 1, mbarrier.lacks())
+
+
+def last_write(address, scheduler):
+    """ " (last written at send.py:35 by rank 1)", if the race detector runs and no other process writes."""
+    detector = getattr(scheduler.detector, "inner", scheduler.detector)
+    if detector is None or scheduler.real_time:
+        return ""
+    writes = detector.last_writes(address)
+    if not writes:
+        return " (no thread has written it)"
+    return " (last written at %s by rank %d)" % (place_of_access(writes[-1]), writes[-1][0].rank)
 
 
 def at_barrier(word, n, live, noun):

@@ -36,6 +36,7 @@ class Run:
         self.blocks = []
         self.room = {}  # rank -> warps that its processors can still hold
         self.active = []  # launches that have blocks to start
+        self.over = set()  # ranks that have ended a launch
         self.keep = []  # shared memory of ended blocks, so that addresses stay unique
         self.random = machine.random
 
@@ -147,6 +148,7 @@ class Run:
         self.room[launch.rank] -= launch.share
         self.start_blocks(launch.rank)
         if launch.unfinished == 0:
+            self.over.add(launch.rank)
             if NOW.detector is not None:
                 NOW.detector.launch_ends(launch)
             self.next_launch(launch.stream_index)

@@ -57,13 +57,14 @@ class Block:
     """A running block: its barrier, its shared memory, its warps."""
 
     __slots__ = (
-        "launch index rank speed live arrived votes shared spans shared_top warps threads mbarriers actors ready active"
+        "launch index rank speed live arrived calls votes shared spans shared_top warps threads mbarriers actors ready active"
     ).split()
 
     def __init__(self, launch, index, speed):
         self.launch, self.index, self.speed, self.rank = launch, index, speed, launch.rank
         self.live = launch.threads
         self.arrived = []  # threads parked at the barrier
+        self.calls = []  # the instruction at which each of them called it
         self.votes = []
         self.shared = {}  # call site -> SharedArray
         self.spans = []  # (first window address, span) of every piece of shared memory

@@ -1,5 +1,6 @@
 """Barriers of a block, and the operations that the lanes of a warp do together."""
 
+import sys
 from functools import reduce
 from itertools import accumulate
 from operator import or_
@@ -24,7 +25,9 @@ def barrier(vote=None):
     block = t.block
     votes = block.votes
     votes.append(vote)
+    frame = sys._getframe(2)
     block.arrived.append(t)
+    block.calls.append((id(frame.f_code), frame.f_lasti))
     if len(block.arrived) == block.live:
         open_barrier(block)
     else:
@@ -36,16 +39,34 @@ def open_barrier(block):
     """All threads have arrived: wake all but the current one."""
     here = getcurrent()
     arrived = block.arrived
+    if block.calls.count(block.calls[0]) < len(arrived):
+        check_aligned(arrived, block.calls)
     if NOW.detector is not None:
         NOW.detector.barrier([t.actor for t in arrived])
-    block.arrived, block.votes = [], []
+    block.arrived, block.calls, block.votes = [], [], []
     NOW.wake(block, [t for t in arrived if t is not here])
     NOW.looks = 0
     NOW.quiet_since = NOW.steps
 
 
+def check_aligned(arrived, calls):
+    """Raise EPError if lanes of one warp are at different calls. bar.sync is an aligned instruction."""
+    first = {}  # warp -> (its first lane here, that lane's call)
+    for t, call in zip(arrived, calls):
+        other, its_call = first.setdefault(t.warp, (t, call))
+        if its_call != call:
+            raise EPError(
+                "barriers do not match: %s waits at %s, and lane %d of its warp at %s; all lanes of a warp must "
+                "reach the same syncthreads: move it out of the branch"
+                % (t.name(), " < ".join(t.where()), other.lane, " < ".join(other.where()))
+            )
+
+
 def syncthreads():
-    """bar.sync 0: all threads of the block meet, and see what any of them wrote before."""
+    """bar.sync 0: all threads of the block meet, and see what any of them wrote before.
+
+    All lanes of a warp must reach the same call. Threads that have ended are not waited for.
+    """
     barrier()
 
 
@@ -116,34 +137,62 @@ def syncwarp():
     meet("syncwarp", True)
 
 
+class Undefined:
+    """What a shuffle returns for a lane that has ended or does not exist: PTX leaves it undefined. To use it is an error."""
+
+    __array_ufunc__ = None  # so that NumPy's numbers leave operations on it to this class
+
+    def __init__(self, t, kind, lane):
+        self.text = "%s at %s reads lane %d, which has ended or does not exist" % (
+            t.name(),
+            " < ".join((kind, *t.where())),
+            lane,
+        )
+
+    def use(self, *_):
+        raise EPError(
+            self.text + ": the result is undefined, and it is used; keep all 32 lanes in the shuffle, or ignore "
+            "the results of such lanes"
+        )
+
+
+for _name in (
+    "add sub mul truediv floordiv mod divmod pow lshift rshift and or xor radd rsub rmul rtruediv rfloordiv rmod "
+    "rdivmod rpow rlshift rrshift rand ror rxor eq ne lt le gt ge neg pos abs invert int float index bool hash array"
+).split():
+    setattr(Undefined, "__%s__" % _name, Undefined.use)
+
+
+def of_lane(t, vals, lane, kind):
+    """The value of a lane, if it takes part."""
+    v = vals[lane]
+    return Undefined(t, kind, lane) if v is None else v
+
+
 def shfl_idx(v, lane):
-    """v of the given lane (modulo 32)."""
+    """v of the given lane (modulo 32). Undefined if that lane has ended."""
     t, vals = meet("shfl_idx", v)
-    w = vals[lane & 31]
-    return v if w is None else w
+    return of_lane(t, vals, lane & 31, "shfl_idx")
 
 
 def shfl_xor(v, mask):
-    """v of lane (own lane xor mask)."""
+    """v of lane (own lane xor mask). Undefined if that lane has ended."""
     t, vals = meet("shfl_xor", v)
-    w = vals[(t.lane ^ mask) & 31]
-    return v if w is None else w
+    return of_lane(t, vals, (t.lane ^ mask) & 31, "shfl_xor")
 
 
 def shfl_up(v, d):
-    """v of lane (own lane - d); own v if there is no such lane."""
+    """v of lane (own lane - d); own v if that is below 0. Undefined if that lane has ended."""
     t, vals = meet("shfl_up", v)
     lane = t.lane - d
-    w = vals[lane] if lane >= 0 else None
-    return v if w is None else w
+    return v if lane < 0 else of_lane(t, vals, lane, "shfl_up")
 
 
 def shfl_down(v, d):
-    """v of lane (own lane + d); own v if there is no such lane."""
+    """v of lane (own lane + d); own v if that is above 31. Undefined if that lane has ended."""
     t, vals = meet("shfl_down", v)
     lane = t.lane + d
-    w = vals[lane] if lane < 32 else None
-    return v if w is None else w
+    return v if lane > 31 else of_lane(t, vals, lane, "shfl_down")
 
 
 def _shared_result(vals, compute):
@@ -173,7 +222,7 @@ def _sum(vals):
 
 
 def _inclusive_sums(vals):
-    return [_wrap(x) for x in accumulate([0 if x is None else x for x in vals])]
+    return [_wrap(x) for x in accumulate([0 if x is None else x for x in vals])]  # above an ended lane: not returned
 
 
 def _largest(vals):
@@ -185,11 +234,7 @@ def _or(vals):
 
 
 def _max(vals):
-    out = vals[0]
-    for x in vals[1:]:
-        if x is not None:
-            out = max_f32(out, x)
-    return out
+    return reduce(max_f32, vals)
 
 
 def ballot(p):
@@ -217,15 +262,15 @@ def all_lanes(p):
 
 
 def warp_broadcast_i32(v, src):
-    """v (i32) of lane src, in every lane."""
+    """v (i32) of lane src (modulo 32), in every lane. Undefined if that lane has ended."""
     t, vals = meet("warp_broadcast_i32", v)
-    return vals[src]
+    return of_lane(t, vals, src & 31, "warp_broadcast_i32")
 
 
 def warp_broadcast_u64(v, src):
-    """v (u64) of lane src, in every lane."""
+    """v (u64) of lane src (modulo 32), in every lane. Undefined if that lane has ended."""
     t, vals = meet("warp_broadcast_u64", v)
-    return vals[src]
+    return of_lane(t, vals, src & 31, "warp_broadcast_u64")
 
 
 def warp_sum_i32(v):
@@ -247,14 +292,18 @@ def warp_or_u32(v):
 
 
 def warp_inclusive_sum_i32(v):
-    """Sum of v (i32) over this lane and the lanes below it."""
+    """Sum of v (i32) over this lane and the lanes below it. Undefined if one of those has ended."""
     t, vals = meet("warp_inclusive_sum_i32", v)
+    if None in vals[: t.lane]:
+        return of_lane(t, vals, vals.index(None), "warp_inclusive_sum_i32")
     return _shared_result(vals, _inclusive_sums)[t.lane]
 
 
 def warp_max_f32(v):
-    """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN."""
+    """Largest v (f32) over the lanes, in every lane; NaN is ignored unless all are NaN. Undefined if a lane has ended."""
     t, vals = meet("warp_max_f32", v)
+    if None in vals:
+        return of_lane(t, vals, vals.index(None), "warp_max_f32")
     return _shared_result(vals, _max)
 
 
