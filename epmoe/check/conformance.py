@@ -208,5 +208,8 @@ def _guarded(implementation, case, run, ranks, not_given):
         if isinstance(error, WrongForm):
             return [error.difference]
         called = implementation.__init__ if progress.call == "make" else getattr(implementation, progress.call, None)
-        says = f"raised {type(error).__name__}: {error}{where(error, called)}"
+        says = f"raised {type(error).__name__}: {error}"
+        place = where(error, called)
+        if place[2:-1].rpartition("/")[2] not in says:  # reports of the simulator name the line themselves
+            says += place
         return [Difference(progress.call or "call", says, round=progress.round)]

@@ -1,8 +1,12 @@
-"""This project's kernels pass through the public interface: a few cases that cover every adapter."""
+"""Kernels behind the public interface: ours pass, in a few cases that cover every adapter, and a race is reported."""
+
+import re
 
 import pytest
 
+from epmoe import device
 from epmoe.check import check
+from epmoe.check.adapters.reference import Reference
 from epmoe.check.implementation import load
 
 pytestmark = pytest.mark.usefixtures("each_case_once")
@@ -41,3 +45,24 @@ def test_own_fused_a2a_and_p2p_worlds_pass(name, case):
 def test_own_kernels_pass(name, case):
     report = check(load(name), n_ranks=2, only=case)
     assert report.passed, str(report)
+
+
+def test_a_race_in_a_kernel_is_the_cause_and_names_its_line_once():
+    @device.kernel()
+    def races(params, num_tokens, my_rank):
+        device.store_i32(params, num_tokens)
+
+    class Launches(Reference):
+        def dispatch(self, input_tokens, topk_ids, **options):
+            machine = device.machine(2, racecheck=True)
+            word = machine.alloc(4, "word")
+            for rank in (0, 1):
+                machine.launch(races, 1, 1, (word.address, 0, rank), stream=machine.stream(rank))
+            try:
+                machine.synchronize()
+            finally:
+                word.free()
+
+    text = str(check(Launches, n_ranks=2, only="uneven"))
+    assert "dispatch raised RaceError: data race on word + 0 bytes of rank 0" in text
+    assert not re.search(r"\(/.*\.py:\d+\)", text), text

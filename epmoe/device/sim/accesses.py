@@ -313,14 +313,14 @@ class Accesses:
         return sorted(writes, key=lambda w: w[NUMBER])
 
     def check_host(self, access, span):
-        for low, high, write, count in span.host_accesses:
+        for low, high, write, count, at in span.host_accesses:
             if (
                 (write or access[WRITE])
                 and access[ADDRESS] < high
                 and access[ADDRESS] + access[SIZE] > low
                 and access[ACTOR].launch.number <= count
             ):
-                self.report(race_report.with_host(access, span, write))
+                self.report(race_report.with_host(access, span, write, at))
 
     def race(self, first, second, span, kind=None):
         pair = (first[CODE], first[PLACE], second[CODE], second[PLACE])

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import sys
 from operator import index
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..forks import belongs_here
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
 from .network import Network
+from .race_report import site
 from .real_time import RealTime
 from .run import SHARED_PER_BLOCK, Run, resident_blocks
 from .threads import Launch
@@ -253,7 +255,9 @@ class SimMachine:
     def host_access(self, span, address, nbytes, write):
         """The host touches memory. While launches are in flight that may be a race."""
         if self.racecheck and self.in_flight():
-            span.host_accesses.append((address, address + nbytes, write, self.count))
+            caller = sys._getframe(2)
+            at = site(caller.f_code, caller.f_lasti)
+            span.host_accesses.append((address, address + nbytes, write, self.count, at))
             self.touched_by_host.append(span)
 
     # ------------------------------------------------------------------ launches

@@ -80,11 +80,11 @@ def what(access):
     return "write" if access[5] else "read"
 
 
-def with_host(access, span, write):
-    """The report of a race between a launch and the host."""
+def with_host(access, span, write, at):
+    """The report of a race between a launch and the host, which accessed the memory at the line `at`."""
     return (
-        "data race on %s\n%s\n  2. %s by the host while the launch was in flight: synchronize() is missing before "
-        "it" % (span.describe(access[3]), line(1, access), "write" if write else "read")
+        "data race on %s\n%s\n  2. %s %s\n     by the host while the launch was in flight: move it before the launch, or "
+        "call synchronize() first" % (span.describe(access[3]), line(1, access), "write" if write else "read ", at)
     )
 
 
@@ -284,6 +284,7 @@ def closest(detector, first, second, limit=3):
             + (r[0] is t)
             + (w[0].rank == u.rank)
             + (r[0].rank == t.rank),
+            "acquire" in r[6] or "release" in w[6],  # one side is right
             r[11],
         )
 
