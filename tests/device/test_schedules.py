@@ -187,6 +187,22 @@ def test_launches_that_could_not_run_are_refused():
         machine.launch(lambda params, num_tokens, my_rank: None, 1, 32, (0, 0, 0), stream=stream)
     with pytest.raises(TypeError, match="integer"):
         launch(1.5, 32)
+    for arguments, of, why in (
+        ((0, 0, 0), device.machine(1).stream(), r"stream=.* is no stream of this machine: machine.stream\(rank\)"),
+        ((0, 0, 0), 0, r"stream=0 is no stream of this machine"),
+        ((0,), stream, r"1 arguments for small: give \(params, num_tokens, my_rank\)"),
+        (
+            (machine.alloc(4, "b"), 0, 0),
+            stream,
+            "params of small is of type Buffer: give an address, such as buffer.address",
+        ),
+    ):
+        with pytest.raises(EPValueError, match=why):
+            machine.launch(small, 1, 32, arguments, stream=of)
+    with pytest.raises(EPValueError, match="a stream of rank 1: ranks are 0 to 0"):
+        machine.stream(1)
+    with pytest.raises(EPValueError, match=r"small is a kernel: start it with machine.launch\(small, grid"):
+        small(0, 0, 0)
     launch(32, 128)
     machine.synchronize()
     assert machine.max_resident_blocks(small, 128) == 32 and machine.max_resident_blocks(small, 128, 100 * 1024) == 4

@@ -1,7 +1,6 @@
 """The text of a DeadlockError: where each thread waits, and for which word."""
 
 from .memory import MEMORY
-from .race_report import place_of as place_of_access
 from .race_report import site
 
 
@@ -68,14 +67,18 @@ def looked_at(address, value, block, scheduler):
 
 
 def last_write(address, scheduler):
-    """ " (last written at send.py:35 by rank 1)", if the race detector runs and no other process writes."""
+    """ " (last written at send.py:35 by rank 1)", if the race detector runs and no other process writes.
+
+    Empty for words of shared_add_i32, because a poll is such a write.
+    """
     detector = getattr(scheduler.detector, "inner", scheduler.detector)
     if detector is None or scheduler.real_time:
         return ""
     writes = detector.last_writes(address)
     if not writes:
-        return " (no thread has written it)"
-    return " (last written at %s by rank %d)" % (place_of_access(writes[-1]), writes[-1][0].rank)
+        return " (not written by these launches)"
+    actor, _, _, _, _, _, word, code, place, *_ = writes[-1]
+    return "" if word == "shared_add_i32" else " (last written at %s by rank %d)" % (site(code, place), actor.rank)
 
 
 def at_barrier(word, n, live, noun):

@@ -30,6 +30,9 @@ class Kernel:
     def __repr__(self):
         return "<kernel %s>" % self.name
 
+    def __call__(self, *args):
+        raise EPValueError("%s is a kernel: start it with machine.launch(%s, grid, block, ...)" % (2 * (self.name,)))
+
 
 def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
@@ -39,6 +42,17 @@ def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     if fn is None:
         return lambda f: Kernel(f, max_threads, words)
     return Kernel(fn, max_threads, words)
+
+
+def check_arguments(kernel, args):
+    """Refuse arguments that the kernel's first line would fail on."""
+    if len(args) != 3:
+        raise EPValueError("%d arguments for %s: give (params, num_tokens, my_rank)" % (len(args), kernel.name))
+    if not isinstance(args[0], (int, np.integer, tuple)):
+        raise EPValueError(
+            "params of %s is of type %s: give an address, such as buffer.address"
+            % (kernel.name, type(args[0]).__name__)
+        )
 
 
 def device_fn(fn):
@@ -263,6 +277,8 @@ class SimMachine:
     # ------------------------------------------------------------------ launches
     def stream(self, rank=0):
         """A new stream of this rank."""
+        if not 0 <= rank < self.n_ranks:
+            raise EPValueError("a stream of rank %d: ranks are 0 to %d" % (rank, self.n_ranks - 1))
         s = Stream(self, rank)
         self.streams.append(s)
         return s
@@ -283,6 +299,10 @@ class SimMachine:
         """
         if not isinstance(kernel, Kernel):
             raise EPValueError("%r is no kernel: decorate it with @kernel" % kernel)
+        if getattr(stream, "machine", None) is not self:
+            raise EPValueError("stream=%r is no stream of this machine: machine.stream(rank) makes one" % (stream,))
+        if type(kernel) is Kernel:
+            check_arguments(kernel, args)
         grid, block = index(grid), index(block)
         if not 1 <= block <= kernel.max_threads:
             raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
