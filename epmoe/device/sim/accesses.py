@@ -67,8 +67,8 @@ class Accesses:
             if old is not None and old[1] == a.time:  # same epoch: already checked
                 return
         back = frame.f_back
-        at = (frame.f_code, frame.f_lasti, back.f_code, back.f_lasti, self.number)
-        access = (a, a.time, 0, address, n, write, word, *at)
+        code, number = frame.f_code, self.number
+        access = (a, a.time, 0, address, n, write, word, code, frame.f_lasti, back.f_code, back.f_lasti, number)
         if write:
             self.check_write(access, cell, mask, span)
             cell[0][a.idx << IDX_BIT | mask] = access
