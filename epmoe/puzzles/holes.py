@@ -1,5 +1,6 @@
 """The holes of a puzzle's file, between two marks, and the answers that fill them."""
 
+import ast
 import importlib.util
 import re
 import textwrap
@@ -35,6 +36,34 @@ def named_holes(source):
         (re.findall(r"^ *def (\w+)", source[: found.start()], re.MULTILINE)[-1], found[2])
         for found in HOLE.finditer(source)
     ]
+
+
+def changed(start, source):
+    """What is not as in the start file outside the holes, in words; "" if the marks and all given functions are there."""
+    marks, wanted = (len(holes_of(text)) for text in (source, start))
+    if marks != wanted:
+        return (
+            f"has {marks} of {wanted} pairs of the lines `# ---- your ... lines ----` and `# -----...`: the judge finds "
+            "your lines between them"
+        )
+    given, found = _functions(start), _functions(source)
+    name = next((name for name in reversed(given) if found.get(name) != given[name]), None)
+    return f"has other lines than that file in {name}, outside the marks: only your lines are judged" if name else ""
+
+
+def own_lines(start, source):
+    """The numbers of the lines in the holes, and of lines elsewhere that the start file does not have."""
+    own, given = set(), {line.strip() for line in start.splitlines()}
+    for hole in HOLE.finditer(source):
+        first = source.count("\n", 0, hole.start(2)) + 1
+        own |= set(range(first, first + hole[2].count("\n")))
+    return own | {n for n, line in enumerate(source.splitlines(), 1) if line.strip() not in given}
+
+
+def _functions(source):
+    """{name: its code without what is in the holes}, outer functions first."""
+    tree = ast.parse(HOLE.sub(r"\1pass\n", source))
+    return {node.name: ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def answers(number):

@@ -13,7 +13,7 @@ from epmoe.device.sim.machine import Kernel
 from epmoe.device.sim.recorder import Recorder
 from epmoe.lessons.answers import Wrong, failed, function
 from epmoe.lessons.telling import WIDTH, wrapped
-from epmoe.puzzles.holes import holes_of
+from epmoe.puzzles.holes import changed, holes_of
 from epmoe.puzzles.pictures import difference, history, picture
 from epmoe.puzzles.world import NOT_YET, Schedule, run
 
@@ -170,7 +170,12 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
 
     tell: called now and then while the judge is at work.
     """
-    made = maker(puzzle, answer)
+    made, source = maker(puzzle, answer), Path(answer.__file__).read_text(encoding="utf-8")
+    if says := changed(puzzle.start, source):
+        n = re.search(r"Puzzle (\d+)", puzzle.start)[1]
+        raise Wrong(
+            f"{Path(answer.__file__).name} {says}. Put them back: `epmoe puzzle {n} --start NEW.py` writes them again."
+        )
     worlds = puzzle.worlds()
     plain = replace(SCHEDULES[0], races=False)
     for world in worlds:
@@ -181,7 +186,6 @@ def judge(puzzle, answer, schedules=SCHEDULES, tell=lambda: None):
             _one(puzzle, answer, made(world), world, schedule)
     runs = len(worlds) * (1 + len(schedules))
     praise = f"{runs} runs in {len(worlds)} worlds, {len(schedules)} schedules each: right, and no race."
-    source = Path(answer.__file__).read_text(encoding="utf-8")
     if all(world.n_ranks == 1 for world in worlds) and re.search("_sys(_|\\b)", "".join(holes_of(source))):
         praise += "\nScope gpu would do instead of sys: all blocks are on one GPU."
     if puzzle.more:

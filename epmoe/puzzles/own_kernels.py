@@ -19,7 +19,7 @@ from epmoe.lessons.answers import Wrong
 from epmoe.lessons.telling import WIDTH
 from epmoe.mutants.plain_atomics import PLAIN_ATOMICS
 from epmoe.mutants.token_mutations import STRONG, mutants_of
-from epmoe.puzzles.holes import HOLE
+from epmoe.puzzles.holes import own_lines
 from epmoe.puzzles.judging import attempt, maker
 from epmoe.puzzles.world import NOT_YET, Schedule, many
 
@@ -102,14 +102,13 @@ class Loss:
     source: str
 
 
-def losses(file, source):
-    """Every Loss in the student's lines, in their order; what a comment `# kept: why` stands beside is left out."""
-    own = set()
-    for hole in HOLE.finditer(source):
-        first = source.count("\n", 0, hole.start(2)) + 1
-        own |= set(range(first, first + hole[2].count("\n")))
+def losses(file, source, start):
+    """Every Loss in the student's lines, in their order; what a comment `# kept: why` stands beside is left out.
+
+    start: the text of the file that --start wrote.
+    """
     lines = source.splitlines()
-    own = {n for n in own if not KEPT.search(lines[n - 1])}
+    own = {n for n in own_lines(start, source) if not KEPT.search(lines[n - 1])}
     found = [
         Loss(m.token.line, m.kind, m.change, m.apply(source))
         for m in mutants_of(file, source)
@@ -194,7 +193,7 @@ def broken(asked, answer, tests, good, tell):
     race detector.
     """
     file = Path(answer.__file__)
-    found = losses(file.name, file.read_text(encoding="utf-8"))
+    found = losses(file.name, file.read_text(encoding="utf-8"), asked.start)
     superfluous, missed, certain, worlds = [], [], [], asked.worlds()
     for loss in found:
         tell()

@@ -69,6 +69,26 @@ def test_each_puzzle_knows_six_wrong_answers_by_their_own_causes(number):
     assert 3 <= len(puzzle(number).hints) <= 5
 
 
+@pytest.mark.parametrize(
+    "number, old, new, says",
+    [
+        (6, r"# ---- your 5 lines ----", "# mine", "has 0 of 2 pairs"),
+        (15, r" *# -{10,}\n", "", "has 0 of 4 pairs"),
+        (4, "== NOT_YET", "!= NOT_YET", "other lines than that file in receive"),
+        (15, r"store_i32\(there \+ u64\(row_bytes\), token\)", "pass", "other lines than that file in write_message"),
+    ],
+)
+def test_marks_and_given_lines_must_stay(number, old, new, says, tmp_path):
+    with pytest.raises(Wrong, match=says):
+        verdict(number, re.sub(old, new, right(number)[0]), tmp_path)
+
+
+def test_a_function_of_ones_own_is_broken_too():
+    source = right(15)[0] + "\n\n@device_fn\ndef mine(word):\n    red_add_release_sys_i32(word, 1)\n"
+    found = own_kernels.losses("puzzle15.py", source, puzzle(15).start)
+    assert any("red_add_release_sys_i32 -> " in loss.change for loss in found)
+
+
 def test_a_failure_shows_memory_schedule_and_report_in_the_students_lines(tmp_path):
     text, _ = wrong(3)[1]
     line = next(n for n, code in enumerate(text.splitlines(), 1) if "store_i32(place" in code)
@@ -100,7 +120,7 @@ def test_a_hang_says_that_a_signal_is_not_yet_there(tmp_path):
 
 def test_each_synchronisation_in_the_students_lines_can_be_lost():
     source = right(15)[0]
-    found = own_kernels.losses("puzzle15.py", source)
+    found = own_kernels.losses("puzzle15.py", source, puzzle(15).start)
     lines = {loss.change: source.splitlines()[loss.line - 1] for loss in found}
     assert "syncwarp()" in lines["syncwarp() -> nothing"]
     assert {"order", "scope", "plain", "barrier", "reset", "wait"} == {loss.kind for loss in found}
@@ -108,7 +128,7 @@ def test_each_synchronisation_in_the_students_lines_can_be_lost():
     waits = [loss for loss in found if loss.kind == "wait"]
     assert len(waits) == 2 and "while ld_acquire_gpu" not in waits[0].source
     kept = source.replace("    syncwarp()\n", "    syncwarp()  # kept: for the picture\n")
-    assert len(own_kernels.losses("puzzle15.py", kept)) == len(found) - 1
+    assert len(own_kernels.losses("puzzle15.py", kept, puzzle(15).start)) == len(found) - 1
 
 
 def of_one_loss(number, edit, chosen, world, tmp_path, monkeypatch):
@@ -116,7 +136,7 @@ def of_one_loss(number, edit, chosen, world, tmp_path, monkeypatch):
     text, module = edited(number, [edit]), {15: puzzle_15, 16: puzzle_16}[number]
     answer = handed_in(number, text, tmp_path)
     asked = replace(puzzle(number), worlds=lambda: module.worlds()[world : world + 1])
-    loss = next(x for x in own_kernels.losses(f"puzzle{number}.py", text) if re.search(chosen, x.change))
+    loss = next(x for x in own_kernels.losses(f"puzzle{number}.py", text, asked.start) if re.search(chosen, x.change))
     monkeypatch.setattr(own_kernels, "losses", lambda *_: [loss])
     monkeypatch.setattr(own_kernels, "TRIED", own_kernels.TRIED[:2])
     given = own_kernels.tests_of(answer), own_kernels.GOOD_TESTS
