@@ -121,6 +121,11 @@ def _sign(f):
         return RESET_TOO_EARLY
     if any((m["counts"] == -1).any() for m in f.raw):
         return TOOK
+    if f.differs("recv_count") and not f.uses("while"):
+        return (
+            "each signal is looked at once, and one that comes later is never taken: look again, in a while loop, until "
+            "the word has changed."
+        )
     return None
 
 
@@ -131,6 +136,8 @@ def _cause(f):
         return "a thread goes on waiting although its signal is there: a count of 0 is a signal, NOT_YET is none."
     if f.kind == "hang" and f.says("waits at syncthreads"):
         return "not all threads come to syncthreads: take it out of the `if`."
+    if f.kind == "bounds" and f.uses("SEGMENTS") and f.says("after the start of counts"):
+        return "an address is outside `counts`: it has 4 bytes for each signal, so counts[i] is counts + u64(4 * i)."
     if f.kind == "bounds" and not f.uses("SEGMENTS"):
         return "a thread looks beyond recv_count: threads from SEGMENTS on have no signal."
     if f.kind == "bounds":

@@ -1,5 +1,7 @@
 """Puzzle 6: one block has waited; ready flags tell the others."""
 
+import re
+
 import numpy as np
 
 from epmoe.puzzles.judging import Puzzle
@@ -89,6 +91,17 @@ def worlds():
     return _world(3, 2, 64), _world(5, 8, 4), _world(4, 1, 33), _world(2, 5, 40)
 
 
+def _sign(f):
+    if not f.differs("ready") or "while" not in f.hole(1):
+        return None
+    if re.search(r"\bst\w+\(.*\b0\)", f.hole(1)):
+        return (
+            "a flag is raised again after its block has reset it: the threads of block 0 share the flags, and one "
+            "thread raises each."
+        )
+    return "the flags stay raised: the next launch would go on at once. Reset each to 0."
+
+
 def _cause(f):
     if f.waits_for("ready") and f.says(r"threads 1-[^:]*:\d+[^:]*:\d+: spins on"):
         return (
@@ -149,11 +162,6 @@ PUZZLE = Puzzle(
     ),
     worlds=worlds,
     kernels=("work",),
-    mistakes=(
-        (
-            lambda w: ({"ready": (np.arange(BLOCKS) < w.grid).astype(int), "seen": w.expected[0]["seen"]},),
-            "the flags stay raised: the next launch would go on at once. Reset each to 0.",
-        ),
-    ),
+    sign=_sign,
     cause=_cause,
 )

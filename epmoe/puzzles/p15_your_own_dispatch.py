@@ -266,6 +266,8 @@ TRAVELS = ("recv_buf", "recv_count", "rows", "src_info", "row_offsets")
 def _cause(f):
     if not any(m["reserved"].any() or m["finished"].any() for m in f.raw) and not f.uses(r"write_message\("):
         return "nothing is sent yet."
+    if f.uses(r"write_message\(") and "broadcast" not in f.hole(0) and (f.kind == "bounds" or f.differs(*TRAVELS)):
+        return "only the lane that claims a slot knows it: warp_broadcast_i32(slot, 0) tells the others."
     if f.waits_for("finished"):
         return (
             "a count in `finished` is never reached: messages are not counted, or the counters of the round before "

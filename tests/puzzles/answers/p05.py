@@ -67,6 +67,17 @@ WRONG = [
         "reset before it was read",
     ),
     ([("if i < SEGMENTS:", "if True:")], "threads from SEGMENTS on have no signal"),
+    ([("u64(4 * i)", "u64(8 * i)")], "an address is outside `counts`"),
+    (
+        [
+            (
+                "while count == NOT_YET:\n        count = ld_acquire_sys_u64(recv_count + u64(8 * i))\n    store_i32(counts",
+                "if count != NOT_YET: store_i32(counts",
+            ),
+            ("\n    store_u64(recv", "\n    if count != NOT_YET: store_u64(recv"),
+        ],
+        "each signal is looked at once",
+    ),
     ([("u64(8 * i)", "u64(4 * i)")], "in `recv_count` at an address that is no multiple of 8"),
     ([("count == NOT_YET", "count == -1")], "it never equals -1: compare it with NOT_YET"),
 ]

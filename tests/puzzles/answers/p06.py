@@ -54,6 +54,7 @@ WRONG = [
     ([("st_release_gpu_i32", "store_i32")], "both need a strong word"),
     ([("ld_acquire_gpu_i32", "load_i32")], "both need a strong word"),
     ([("    store_i32(ready + u64(4 * block_idx()), 0)", "    pass")], "the flags stay raised"),
+    ([("block = thread_idx()", "block = 0"), ("block += block_dim()", "block += 1")], "a flag is raised again"),
     ([("block += block_dim()", "break")], "the flags of some blocks are never raised"),
     ([("if thread_idx() == 0:", "store_i32(ready + u64(4 * block_idx()), 0)\nif thread_idx() == 0:")], "reset before"),
     ([("block = thread_idx()", "block = thread_idx() + 1")], "the flags of some blocks are never raised"),

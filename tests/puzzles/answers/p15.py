@@ -90,6 +90,7 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
+    ([("slot = warp_broadcast_i32(slot, 0)", "pass")], "only the lane that claims a slot knows it"),
     ([("\nsyncwarp()", "\npass")], "a syncwarp() is missing before the count"),
     ([("red_add_release", "red_add_relaxed")], "counted by a relaxed addition"),
     ([("while ld_acquire_gpu_i32(finished) != count:\n    pass", "pass")], "before all messages are written"),
