@@ -82,7 +82,11 @@ def _offsets(counts, got):
         else f"row_offsets gave {len(got)} numbers for {len(counts)} local experts x {counts.shape[1]} ranks"
     )
     for looks, says in (
-        (right[1:], "the 0 at the front is missing: local expert 0 begins at row 0"),
+        (
+            right[1:],
+            "the 0 at the front is missing: local expert 0 begins at row 0 ([0] + an array adds 0 to each of its "
+            "numbers; np.concatenate joins them)",
+        ),
         (
             right[:-1],
             "the last number is missing: where the last expert's rows end, which is how many rows there are in all",

@@ -1,5 +1,6 @@
 """Exercises of lesson 4: the weakest orders and scopes that suffice for the chain message, counter, flag, ready flag."""
 
+import ast
 import inspect
 import re
 from dataclasses import replace
@@ -100,9 +101,15 @@ HINTS = (
 def judge(answer):
     """What was right; raises Wrong."""
     parties = [function(answer, name) for name in NAMES]
+    source = Path(answer.__file__).read_text(encoding="utf-8")
+    for loop in ast.walk(ast.parse(source)):
+        if isinstance(loop, ast.While) and re.search(r"\bload_\w+\(", ast.unparse(loop.test)):
+            raise Wrong(
+                f"line {loop.lineno} waits with a plain load, which need not see what others store, however often it is "
+                "repeated: look with an ld_ word."
+            )
     _each_alone(answer, *parties)
     _expect_silence(answer, parties)
-    source = Path(answer.__file__).read_text(encoding="utf-8")
     weaker = list(_weaker(Path(answer.__file__).name, source))
     for mutant in weaker:
         if not _fails(_parties_of(mutant.apply(source), answer.__file__)):

@@ -121,8 +121,9 @@ def _one(answer, name, topk_ids, n_ranks, n_experts, row_bytes, gbps, extra_us):
     if choice != best:
         if choice not in ("pairs", "rows"):
             raise Wrong(f'{name}: the choice is {choice!r} and must be "pairs" or "rows"')
+        equal = ", and equal times mean pairs" if right[1] + extra_us == right[0] else ""
         raise Wrong(
-            f"{name}: pairs take {right[0]:.2f} us and rows {right[1]:.2f} + {extra_us} us, so the choice is "
+            f"{name}: pairs take {right[0]:.2f} us and rows {right[1]:.2f} + {extra_us} us{equal}, so the choice is "
             f"{best}, not {choice}"
         )
     return best
@@ -138,6 +139,11 @@ def _why(messages, layout, matrix, topk_ids, n_ranks, n_experts):
     looks = (
         (most * 1e3, "this is in nanoseconds; GB/s are bytes a nanosecond"),
         (most / 1e3, "this is in milliseconds"),
+        (most / 1e6, "this is in seconds"),
+        (
+            len(others) * others.sum(axis=0).max(),
+            "all lines of the matrix are one list: [[0] * n] * n repeats it, and np.zeros((n, n), int) does not",
+        ),
         (most * 1e9 / 2**30, "G is 10**9 here, not 2**30"),
         (
             max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()),
@@ -163,4 +169,13 @@ def _why(messages, layout, matrix, topk_ids, n_ranks, n_experts):
         (busiest(tokens), "not every token goes to every rank"),
         (most * 2, "this counts bytes twice: row_bytes is bytes, not numbers"),
     )
-    return next((says for value, says in looks if np.isclose(messages, value, rtol=1e-6)), "")
+    seconds = "in seconds, and "
+    return next(
+        (
+            unit + says
+            for unit, n in (("", messages), (seconds, messages * 1e6))
+            for value, says in looks
+            if np.isclose(n, value, rtol=1e-6)
+        ),
+        "",
+    )

@@ -55,7 +55,7 @@ STRETCH = Number(
         (140, "this is the load of both ranks together."),
         (100, "the hot expert can have a copy on each rank."),
     ),
-    "the mean is 70. Try two copies of one expert and two of another.",
+    "half of all load is the least that the busier rank can have. Is it possible? Not both copies need be of one expert.",
     close=1e-3,
 )
 
@@ -102,7 +102,8 @@ def judge(answer):
 def _one(ids, n_experts, capacity, got):
     got = whole_numbers(got, "drop")
     if got.shape != ids.shape:
-        raise Wrong(f"drop returned an array of shape {got.shape}; it must be {ids.shape}, like topk_ids")
+        empty = "" if ids.size else " (a batch without tokens: begin with topk_ids.copy(), and the shape is right)"
+        raise Wrong(f"drop returned an array of shape {got.shape}; it must be {ids.shape}, like topk_ids{empty}")
     right = dropped(ids, n_experts, capacity)
     if (got == right).all():
         return
@@ -121,7 +122,11 @@ def _why(ids, n_experts, capacity, got, right):
     kept = [(got == e).sum() for e in range(n_experts)]
     as_last = dropped(np.where(ids < 0, n_experts - 1, ids), n_experts, capacity)
     looks = (
-        (ids, "nothing is dropped."),
+        (
+            ids,
+            "nothing is dropped. out[t, k] = -1 changes the array; `e = -1` in a loop over it, or "
+            "out[mask][i:] = -1, changes only a copy.",
+        ),
         (
             np.where(ids < 0, -1, as_last),
             "-1 means no expert and takes no room; here it is counted for the last expert.",

@@ -152,6 +152,12 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
             (lambda t, k, e: np.outer(x[t] @ matrix[e], grad_out[t]), "It needs the expert's input, not its result."),
         ),
     }[name]
+    by_k = np.zeros_like(got)
+    if name == "matrix":
+        for k in range(ids.shape[1]):
+            last = {ids[t, k]: right(t, k, ids[t, k]) for t in range(len(ids)) if ids[t, k] >= 0}
+            for e, of_pair in last.items():
+                by_k[e] += of_pair
     looks = (
         (np.zeros_like(got), "It is 0 everywhere."),
         (made(right, skip_empty=False), "-1 means no expert: nothing comes from it. matrix[-1] is the last expert."),
@@ -159,6 +165,10 @@ def _why(name, got, x, ids, weights, matrix, grad_out):
             made(right, add=False),
             "A token has several experts, and an expert several tokens: their gradients must be ADDED, not "
             "overwritten (x[i] += with a repeated index adds once).",
+        ),
+        (
+            by_k,
+            "Several tokens have one expert as their k-th, and m[ids] += adds only the last of them: np.add.at adds all.",
         ),
         *((made(of_pair), says) for of_pair, says in wrong),
     )

@@ -35,6 +35,10 @@ class Number:
         for number, says in self.looks:
             if self._is(got, number):
                 raise Wrong(f"{name} = {_shown(got)}: {says}")
+        if not self.close and abs(self.right) > 1e4 and math.isclose(got, self.right, rel_tol=5e-3):
+            raise Wrong(
+                f"{name} = {_shown(got)} is rounded: write the calculation, and let Python give the exact number."
+            )
         raise Wrong(f"{name} = {_shown(got)} is not right: {self.hint}")
 
     def _is(self, got, number):
