@@ -8,6 +8,7 @@ file they begin in, so that the lines that reports cite are the lines that the p
 import contextlib
 import io
 import re
+import textwrap
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -29,14 +30,16 @@ cell."""
 ON_A_GPU = """\
 ## The same on a GPU
 
-Without `EPMOE_DEVICE` the command takes the GPU, if there is one: the kernels that you have just read about are compiled
-for it, from compute capability 7.5 on."""
+Without `EPMOE_DEVICE` the command takes the GPU, if there is one of compute capability 7.5 or more, and compiles the
+project's kernels for it."""
 FOLDED = """\
 <details><summary>Answer</summary>
 
 {answer}
 
 </details>"""
+# lines that are indented, but no list: formulas and tables, whose columns would be lost
+TABLE = re.compile(r"(?<![^\n]\n)^  (?! *(\d+\.|-) ).*(\n  .*)*", re.MULTILINE)
 CODE = ("code", "check")  # a check is code below an answer, which is not shown
 # what Python inside a page cannot import: the simulator needs Numba and greenlets
 NEEDS_THE_SIMULATOR = re.compile(r"^\s*(from|import) epmoe\b", re.MULTILINE)
@@ -92,7 +95,7 @@ def _heading(source):
 
 
 def _markdown(kind, lines):
-    text = "\n".join(map(_line, lines)).strip("\n")
+    text = TABLE.sub(_fenced, "\n".join(map(_line, lines)).strip("\n"))
     if kind == "predict":
         text = text.replace("Predict:", "**Predict:**", 1)
     elif kind == "answer":
@@ -100,9 +103,13 @@ def _markdown(kind, lines):
     return new_markdown_cell(text)
 
 
+def _fenced(table):
+    return f"```text\n{textwrap.dedent(table[0])}\n```"
+
+
 def _line(line):
-    """A line of text whose stars stay stars; code, indented or between backquotes, is left as it is."""
-    if line.startswith("    "):
+    """A line of text whose stars stay stars; what is indented or between backquotes is left as it is."""
+    if line.startswith("  "):
         return line
     return re.sub(r"(`[^`]*`)|\*", lambda found: found[1] or r"\*", line)
 

@@ -85,6 +85,12 @@ def test_all_code_of_a_lesson_is_in_its_notebook(number):
     assert sources[1 : 1 + len(shown)] == ["\n".join(lines) for lines in shown]
 
 
+def test_tables_and_formulas_keep_their_columns_and_lists_stay_lists(article):
+    article.write_text(ARTICLE + "\n# Two words:\n#\n#   a * b   x\n#   c       y\n#\n#   1. a list\n#   2. of two\n")
+    text = chapters.page(article).cells[-1].source
+    assert text == "Two words:\n\n```text\na * b   x\nc       y\n```\n\n  1. a list\n  2. of two"
+
+
 def test_lessons_over_the_simulator_do_not_claim_to_run_in_a_page():
     runs = {n for n, file in FILES.items() if chapters.in_the_browser(file.read_text())}
     assert 1 in runs and not runs & {3, 4, 5}
