@@ -59,7 +59,7 @@ WARM_UP = Number(
         (8, "one half in scope cta is as good as nothing."),
         (6, "BOTH scopes must include the other thread."),
     ),
-    "which scopes include a thread of another block of the same GPU? Both words need one of these.",
+    "which scopes include a thread of another block of the same GPU? Both need one of these.",
 )
 STRETCH = Number(
     4,
@@ -69,7 +69,7 @@ STRETCH = Number(
     (
         (
             3,
-            "this forbids that both load 0. Which word would? A release orders what is BEFORE it, an acquire what is "
+            "this forbids that both load 0. What would? A release orders what is BEFORE it, an acquire what is "
             "AFTER it; here the store comes first and the load second.",
         ),
         (2, "each rank can be first, and they can also overlap."),
@@ -88,7 +88,7 @@ HINTS = (
     (r"data race on flag.*scopes", "the flag is written by one GPU and read by another: which scope includes both?"),
     (
         r"data race on (finished|flag|ready).*plain access",
-        "what threads look at while others write needs a strong word (ld_, st_, red_add_) on both sides.",
+        "what threads look at while others write needs a strong access (ld_, st_, red_add_) on both sides.",
     ),
     (
         r"data race on message",
@@ -106,7 +106,7 @@ def judge(answer):
         if isinstance(loop, ast.While) and re.search(r"\bload_\w+\(", ast.unparse(loop.test)):
             raise Wrong(
                 f"line {loop.lineno} waits with a plain load, which need not see what others store, however often it is "
-                "repeated: look with an ld_ word."
+                "repeated: look with an ld_ intrinsic."
             )
     _each_alone(answer, *parties)
     _expect_silence(answer, parties)
@@ -122,7 +122,7 @@ def judge(answer):
                 f"{mutant.token.line}, in {mutant.token.function}: {mutant.change} would do as well. {ask}"
             )
     return (
-        f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken a word was noticed: "
+        f"no race under {len(SEEDS)} schedules, and each of the {len(weaker)} ways to weaken an intrinsic was noticed: "
         "nothing is missing and nothing is superfluous."
     )
 
@@ -251,7 +251,7 @@ def _fails(parties):
     """Whether anything goes wrong with these functions under some schedule."""
     try:
         return any(_run(_kernel(*parties), seed) != SENT for seed in SEEDS)
-    except Exception:  # a weakened word may fail in any way: all count
+    except Exception:  # a weakened intrinsic may fail in any way: all count
         return True
 
 
@@ -277,7 +277,7 @@ def _expect_silence(answer, parties):
 
 
 def _weaker(file, source):
-    """The mutants of the four functions: every word made weaker in every way, fences by scope too."""
+    """The mutants of the four functions: every intrinsic made weaker in every way, fences by scope too."""
     for mutant in mutants_of(file, source):
         if mutant.token.function in NAMES and mutant.kind in ("order", "scope", "plain", "barrier"):
             yield mutant

@@ -110,8 +110,9 @@ assert traffic.sum() == 5 * TOP_K
 # Sending the tokens to the experts is called dispatch. The receiving rank
 # sorts its rows by local expert. Then an expert's work is ONE matrix product
 # over neighbouring rows. The rows of an expert are sorted by the rank that
-# sent them. src_info holds the origin of each row. counts[local_expert,
-# src_rank] is the number of rows that each rank sent for each expert.
+# sent them. The rows of one rank for one expert are a segment, and
+# counts[local_expert, src_rank] is their number. src_info holds the origin
+# of each row.
 
 
 def dispatch(x, topk_ids):

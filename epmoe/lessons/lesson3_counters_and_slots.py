@@ -17,7 +17,7 @@ if __name__ == "__main__":
 # load_i32 loads 32 bits from an address, and store_i32 stores them. On a GPU
 # each is one machine instruction. Here the same source runs under a
 # simulator, which executes one intrinsic of one thread at a time. A seed
-# determines the order. So a failure with seed 3 happens again with seed 3.
+# determines this order, the schedule, so a failure with seed 3 comes again.
 #
 # A kernel runs in many threads. They form blocks. 32 threads of a block are a
 # warp, and a thread's place in its warp is its lane. block_idx() is the number

@@ -77,7 +77,7 @@ def race(kern, **options):
 
 # ## Old news
 #
-# With an intrinsic like st_relaxed_sys_i32, other threads may read the place
+# An access like st_relaxed_sys_i32 is strong: other threads may read the place
 # while it is written. They see the old or the new number and nothing else. (A
 # plain store_i32 does not even promise that.) Make all four relaxed:
 #
@@ -271,7 +271,7 @@ print(wrapped(report))
 assert 14336 // 16 == 896 and 896 * 0.5 == 448
 
 # 2. The reader may see the flag as 0 or 1, and the message as old or new. How
-#    many of the four outcomes can happen with relaxed words? Which does
+#    many of the four outcomes can happen if all are relaxed? Which does
 #    release and acquire forbid?
 #
 # Answer: All four can. Release and acquire forbid one: flag 1 with the old
@@ -279,9 +279,9 @@ assert 14336 // 16 == 896 and 896 * 0.5 == 448
 
 assert len({(f, m) for f in (0, 1) for m in ("old", "new")}) == 4
 
-# 3. Writer and reader are on two GPUs. Both words can have the scopes cta,
-#    gpu and sys. How many of the 9 combinations put the message before its
-#    reader?
+# 3. Writer and reader are on two GPUs. The release and the acquire can each
+#    have the scopes cta, gpu and sys. How many of the 9 combinations put the
+#    message before its reader?
 #
 # Answer: One, sys with sys. Each scope must include the other thread.
 

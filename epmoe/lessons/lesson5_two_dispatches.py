@@ -125,7 +125,8 @@ print(wrapped(hang))
 # dispatch. Rank 1 sends the expert's results back, and it cannot have them
 # before it has read the message. Once you have everyone's combine i, everyone
 # is finished with dispatch i. If the two strictly alternate, dispatch guards
-# combine's buffer in the same way, and no barrier is ever needed:
+# combine's buffer in the same way. No barrier (a place where each rank waits
+# until all have come) is ever needed:
 
 guarded = rounds(4, answers=True)
 for seed in range(20):
@@ -205,10 +206,11 @@ with ExpertParallel(cfg, world, _factories=all_but(1), fused=False,
 #
 # ## When a block never starts
 #
-# The last kind of hang needs only one GPU. Blocks of a launch may wait for
-# each other only if all of them are on the GPU at once. If a launch has more
-# blocks than fit, some start only when others end. But the others wait for
-# them, and never end:
+# The last kind of hang needs only one GPU. Its multiprocessors run the blocks,
+# and each holds only a few at a time. Blocks of a launch may wait for each
+# other only if all of them are on the GPU at once: they are resident. If a
+# launch has more blocks than fit, some start only when others end. But the
+# others wait for them, and never end:
 #
 # Predict: Two blocks wait for block 1. What happens if the GPU has room for
 # one block at a time?

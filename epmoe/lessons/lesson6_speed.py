@@ -144,8 +144,8 @@ assert TOP_K / ranks_visited(2) > 3.9 and TOP_K / ranks_visited(64) < 1.1
 #   the row, and must be kept for combine.
 #
 # In dispatch nothing is summed, so pairs can save these bytes too, at no
-# price. The fused dispatch writes the payload into the token's message to one
-# of its experts on a rank. The messages to the other experts there say which
+# price. The fast kernels write the payload into the token's message to one of
+# its experts on a rank. The messages to the other experts there say which
 # message has it, as in lesson 2. In combine every expert sends its own row.
 #
 # How much does one rounding matter? Take a token with 8 rows, two on each of
