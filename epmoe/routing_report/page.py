@@ -80,10 +80,13 @@ def _heat_map(matrix):
             parts.append(f'<text x="54" y="{30 + i * side + side / 2 + 4}" text-anchor="end">{of[i]}</text>')
             parts.append(f'<text x="{60 + i * side + side / 2}" y="24" text-anchor="middle">{of[i]}</text>')
     extent = len(of) * side
-    note = f'<p class="note">Each cell stands for {group} x {group} ranks.</p>' if group > 1 else ""
+    grouped = f"Each cell stands for {group} x {group} ranks. " if group > 1 else ""
+    most = max(map(max, cells))
+    note = f'<p class="note">{grouped}White is 0, the darkest cell {most:,} pairs. Point at a cell for its number.</p>'
     return (
         f'<div class="wide"><svg width="{extent + 70}" height="{extent + 40}" role="img" aria-label="heat map of '
-        f'pairs by src_rank and dst_rank"><text x="60" y="10">dst_rank</text>{"".join(parts)}</svg>'
+        f'pairs by src_rank and dst_rank"><text x="60" y="10">dst_rank</text><text x="0" y="24">src_rank</text>'
+        f"{''.join(parts)}</svg>"
         f"</div>{note}"
     )
 

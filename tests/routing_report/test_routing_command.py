@@ -84,7 +84,8 @@ def test_the_page_needs_nothing_else_and_shows_every_cell(file, tmp_path, capsys
     seen.feed(text)
     assert seen.open == [] and seen.asked == [] and "<dump>" not in text and "&lt;dump&gt;" in text
     cells = [title for title in seen.titles if title.startswith("src_rank")]
-    assert len(cells) == 16 and sum(int(c.split(": ")[1].replace(",", "")) for c in cells) == 4 * 512
+    pairs = [int(c.split(": ")[1].replace(",", "")) for c in cells]
+    assert len(pairs) == 16 and sum(pairs) == 4 * 512 and f"the darkest cell {max(pairs):,} pairs" in text
     assert all(f"<td>{n}</td>" in text for n in (2, 4, 8, 16, 32))
     assert "ExpertParallel, fast, us" in text and "ExpertParallel, plain, us" not in text  # all -
 
