@@ -46,7 +46,10 @@ def changed(start, source):
             f"has {marks} of {wanted} pairs of the lines `# ---- your ... lines ----` and `# -----...`: the judge finds "
             "your lines between them"
         )
-    given, found = _functions(start), _functions(source)
+    try:
+        given, found = _functions(start), _functions(source)
+    except SyntaxError:
+        return "is no Python without your lines: an expression or a block goes beyond the marks"
     name = next((name for name in reversed(given) if found.get(name) != given[name]), None)
     return f"has other lines than that file in {name}, outside the marks: only your lines are judged" if name else ""
 

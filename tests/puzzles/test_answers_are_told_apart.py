@@ -74,6 +74,7 @@ def test_each_puzzle_knows_six_wrong_answers_by_their_own_causes(number):
     [
         (6, r"# ---- your 5 lines ----", "# mine", "has 0 of 2 pairs"),
         (15, r" *# -{10,}\n", "", "has 0 of 4 pairs"),
+        (5, "    # -{10,}", "    x = (\n    # ----------\n    0)", "is no Python without your lines"),
         (4, "== NOT_YET", "!= NOT_YET", "other lines than that file in receive"),
         (15, r"store_i32\(there \+ u64\(row_bytes\), token\)", "pass", "other lines than that file in write_message"),
     ],
