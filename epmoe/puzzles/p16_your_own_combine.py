@@ -251,7 +251,11 @@ def _cause(f):
     if f.race_on("recv_count", "done"):
         return "words are reset while other blocks still use them: only the last block may."
     if f.race_on(*BACK):
-        return "the chain from the store of a row to its load is broken: each link releases, the next acquires."
+        return (
+            "the chain from the store of a row to its load is broken: each link releases, the next acquires."
+            if re.search("n_experts|n_ranks", f.hole(1))
+            else "a rank's results come from all experts: wait for n_experts signals, not for those of its own."
+        )
     if f.kind == "bounds":
         return "an address is wrong: pair i of [token, k] is number (token * top_k + k) * pairs + i."
     if f.differs("recv_count"):

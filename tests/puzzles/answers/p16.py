@@ -80,6 +80,7 @@ ALSO_RIGHT = [
 ]
 
 WRONG = [
+    ([("while i < n_experts:", "while i < local:")], "wait for n_experts signals"),
     ([("row += n_warps()\nsyncthreads()", "row += n_warps()")], "before all warps of the block have sent"),
     ([("st_release_sys", "st_relaxed_sys")], "the signal is relaxed"),
     ([("st_release_sys", "st_release_gpu")], "need scope sys"),
