@@ -100,6 +100,7 @@ for src in range(N_RANKS):
 for src in range(N_RANKS):
     to_0, to_1 = traffic[src]
     print(f"rank {src} sends {to_0} pairs to rank 0 and {to_1} to rank 1")
+print(f"{traffic[0, 1] + traffic[1, 0]} of {traffic.sum()} pairs cross")
 assert traffic.sum() == 5 * TOP_K
 
 # The amounts are unequal. They depend on the data, and change with every
