@@ -105,7 +105,9 @@ def start(number, file):
     path = new_file(file)
     path.write_text(puzzle(number).start, encoding="utf-8")
     named = "" if file == file_of(number) else f" {quote(file)}"
-    print(f"{file} is written. Fill the hole, then\n  epmoe puzzle {number} --check{named}")
+    print(
+        f"{file} is written. Put your lines between the marks, and leave the rest. Then\n  epmoe puzzle {number} --check{named}"
+    )
     return EQUAL
 
 
