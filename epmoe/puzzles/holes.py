@@ -8,7 +8,7 @@ import textwrap
 from epmoe.puzzles import ANSWERS, FILES
 from epmoe_ref.errors import UnavailableError
 
-HOLE = re.compile(r"^( *)# ---- your .*?\n(.*?)^ *# -{10,}\n", re.MULTILINE | re.DOTALL)
+HOLE = re.compile(r"^( *)# ---- your .*?\n(.*?)^ *# -{10,}(?:\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def filled(start, holes):

@@ -84,6 +84,10 @@ def test_marks_and_given_lines_must_stay(number, old, new, says, tmp_path):
         verdict(number, re.sub(old, new, right(number)[0]), tmp_path)
 
 
+def test_a_file_may_end_in_a_mark_without_a_newline(tmp_path):
+    assert verdict(6, right(6)[0].rstrip("\n"), tmp_path, FEW[:1])
+
+
 def test_a_function_of_ones_own_is_broken_too():
     source = right(15)[0] + "\n\n@device_fn\ndef mine(word):\n    red_add_release_sys_i32(word, 1)\n"
     found = own_kernels.losses("puzzle15.py", source, puzzle(15).start)
