@@ -102,7 +102,7 @@ def _on_ranks(dump, n_ranks, n_experts, hidden, token_format, link_gbps, link_gi
         "row_bytes": sizes.row_bytes,
         "combine_row_bytes": sizes.combine_bytes,
         "interfaces": ways,
-        "take": _take(ways, sizes),
+        "take": _take(ways, sizes, len(steps)),
     }
 
 
@@ -139,7 +139,7 @@ def _over(values):
     return {"median": median, "p90": p90, "p99": p99, "max": most}
 
 
-def _take(ways, sizes):
+def _take(ways, sizes, n_steps):
     """{interface, why}: the interface with the shortest round in the median step."""
     ours = {name: way for name, way in ways.items() if way["not_offered"] is None and name != "pairs_plain"}
     measured_all = all(way["round_us"] for way in ours.values())
@@ -158,7 +158,8 @@ def _take(ways, sizes):
         )
     elif others:
         least = "take about" if measured_all else "take at least"
-        why.append(f"dispatch and combine {least} {us[best]:.1f} us in the median step ({others})")
+        step = " in the median step" if n_steps > 1 else ""
+        why.append(f"dispatch and combine {least} {us[best]:.1f} us{step} ({others})")
     if best == "pairs":
         why.append(
             "rows arrive grouped by expert, and the token's rank sums in float32, so results have the same bits on "

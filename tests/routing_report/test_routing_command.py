@@ -106,6 +106,13 @@ def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
     assert "in 3 steps" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_median_is_named_if_there_are_several_steps(tmp_path, capsys, steps):
+    np.save(tmp_path / "a.npy", np.argsort(np.random.default_rng(0).random((steps, 64, 16)), axis=2)[:, :, :2])
+    assert main(["routing", str(tmp_path / "a.npy"), "--ranks", "4"]) == 0
+    assert ("in the median step" in " ".join(capsys.readouterr().out.split())) == (steps > 1)
+
+
 def test_the_page_is_never_written_over_the_dump(capsys, tmp_path):
     file = tmp_path / "a.npy"
     np.save(file, np.arange(8).reshape(4, 2))
