@@ -68,7 +68,7 @@ HARMLESS = {
     "rows/dispatch.py sending_and_finishing.by_flags: syncthreads_or(not ok) -> (not ok)": AGREE,
     "rows/announce.py closing.may_end: syncthreads_or(not ok) -> (not ok)": "the barrier of await_part, which follows, passes on to the block what the last thread acquired. "
     + AGREE,
-    "rows/small/combine.py _reducing.sum_piece: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
+    "rows/small/combine.py _reducing.sum_run: load16 -> load16_nc": INPUT + ": the expert outputs given to combine",
     "rows/small/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_gpu_u64": PUT_BACK,
     "rows/small/lamport.py put_back: st_relaxed_sys_u64 -> st_relaxed_cta_u64": PUT_BACK,
     "rows/handle.py writing.write_counts: store_i32(info + u64(4 * PADDED_ROWS), i32(0)) -> nothing": "only expert-major dispatches use this word; otherwise the host merely copies it with the others",

@@ -33,7 +33,7 @@ def n_pushing(shape):
     tenths, many_blocks, tenths_of_few = tuning.push_tenths, tuning.many_blocks, tuning.push_tenths
     if shape.expert_major:                      # whose pushing blocks also sum
         tenths_of_few = tuning.push_tenths_of_sums
-    elif push.n_targets_of(shape) <= 1:
+    elif push.n_dst_ranks_of(shape) <= 1:
         tenths_of_few = tuning.push_tenths_of_two
 
     @device_fn

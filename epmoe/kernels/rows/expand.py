@@ -61,14 +61,14 @@ def _expert_rows(shape):
         (row, src_rank), writes = received, is_first and first == 0
         n, mine = find((i32(0), i32(-1)), (params, row, lane, first, writes), i32(0), 1, i32(n_masks))
         if has_meta and mine >= 0:
-            expert, target = mine, i32(-1)
+            expert, out_row = mine, i32(-1)
             begin_at = params[p.expert_base] + u64(4) * u64(src_rank * n_local + expert)
             number, begin = load_i32(word_in(params[p.source_numbers], row, n_local, first + lane)), load_i32(begin_at)
             if i32(number) + i32(begin) < i32(params[p.num_rows]):      # the others are dropped, in later calls too
-                target = i32(i32(number) + i32(begin))
+                out_row = i32(i32(number) + i32(begin))
             if is_first:
-                store_i32(word_in(params[p.expert_row], row, n_local, expert), target)
-            mine = target
+                store_i32(word_in(params[p.expert_row], row, n_local, expert), out_row)
+            mine = out_row
         syncwarp()      # or the caller's vote at times counts lanes apart ("Lanes meet" in benchmarks/notes/rows.md)
         return mine, n
 
@@ -131,11 +131,11 @@ def of_row(shape):
     expert_rows, rows = _expert_rows(shape), copying(read_only=False)
 
     @device_fn
-    def copy_scales(params, src, target, mask, start, end, lane):
+    def copy_scales(params, src, out_row, mask, start, end, lane):
         """Copies the scales of the vectors [start, end)."""
         left, scales = u32(mask), params[p.out_scales]
         while left != u32(0):
-            to = scales + u64(4) * u64(warp_broadcast_i32(target, lowest(left))) * u64(n_scales)
+            to = scales + u64(4) * u64(warp_broadcast_i32(out_row, lowest(left))) * u64(n_scales)
             i = i32(start // send.A_SCALE + lane)
             while i < n_scales and send.A_SCALE * i < end:
                 store_u32(to + u64(4) * u64(i), load_u32(src + u64(out_bytes) + u64(4) * u64(i)))
@@ -143,27 +143,27 @@ def of_row(shape):
             left = but_lowest(left)
 
     @device_fn
-    def expand_probs(params, row, target, number):
-        if target >= 0:
+    def expand_probs(params, row, out_row, number):
+        if out_row >= 0:
             value = load_u32(word_in(params[p.source_probs], row, n_local, number))
-            store_u32(params[p.out_probs] + u64(4) * u64(target), value)
+            store_u32(params[p.out_probs] + u64(4) * u64(out_row), value)
 
     @device_fn
     def expand_row(params, received, src, start, end, is_first, lane):
         first, n = i32(0), i32(1)
         while first < n:                          # 32 of the row's experts
             batch = rows.load(src, start, end, lane)        # on its way while their rows are looked up
-            target, n = expert_rows(params, received, first, is_first, lane)
-            mask, base, to = u32(ballot(target >= 0)), i32(start), params[p.out] + u64(target) * u64(out_bytes)
+            out_row, n = expert_rows(params, received, first, is_first, lane)
+            mask, base, to = u32(ballot(out_row >= 0)), i32(start), params[p.out] + u64(out_row) * u64(out_bytes)
             while base < end:
                 if base > start:
                     batch = rows.load(src, base, end, lane)
                 rows.store(batch, to, mask, i32(0), base, end, lane)
                 base = i32(base + BATCH)
             if is_first and has_probs:
-                expand_probs(params, received[0], target, i32(first + lane))
+                expand_probs(params, received[0], out_row, i32(first + lane))
             if n_scales > 0:
-                copy_scales(params, src, target, mask, start, end, lane)
+                copy_scales(params, src, out_row, mask, start, end, lane)
             first = i32(first + 32)
 
     return expand_row

@@ -11,7 +11,7 @@ from .copy import copying, parts
 from .shape import arrays, namespace, p
 
 
-def n_targets_of(shape):
+def n_dst_ranks_of(shape):
     """Number of ranks that a rank pushes rows to."""
     return shape.n_ranks - shape.combine_reads_own
 
@@ -25,7 +25,7 @@ def part_pushing(shape, store=store16):
     i): its i-th prob (bits).
     """
     ranks, row_bytes, n_meta = shape.n_ranks, shape.row_bytes, shape.n_meta
-    expert_major, n_targets = shape.expert_major, max(n_targets_of(shape), 1)
+    expert_major, n_dst_ranks = shape.expert_major, max(n_dst_ranks_of(shape), 1)
     rows = copying(read_only=True, store=store)
     if expert_major:
         sum_row = reduce.sum_of_experts(shape, store)
@@ -33,7 +33,7 @@ def part_pushing(shape, store=store16):
     @device_fn
     def unit_of(my_rank, unit, n_parts):
         turn, part = split(unit, n_parts)
-        number, step = split(turn, n_targets)
+        number, step = split(turn, n_dst_ranks)
         return part, number, around(i32(my_rank + 1 + step), ranks)
 
     @device_fn
@@ -56,14 +56,14 @@ def part_pushing(shape, store=store16):
 
 
 def make(shape, flags):
-    """Device function push(call, announced): pushes this rank's rows: sums over experts, else rows of x but its own.
+    """Device function push(call, announced): pushes rows of x, except those of own tokens; in expert-major, all sums.
 
     Each row goes to the rank of its token, dst_rank. There, rows from lower ranks come first, and those of a rank keep
     their order. Warps claim parts of rows; if there are few blocks, whole rows. flags: of copy.py.
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, push_part = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), part_pushing(shape)
-    stays, n_targets, spans = shape.combine_reads_own, n_targets_of(shape), parts(shape.n_vectors)
+    stays, n_dst_ranks, spans = shape.combine_reads_own, n_dst_ranks_of(shape), parts(shape.n_vectors)
     push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), push_part.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # with fewer, warps push whole rows: they wait less often for a release
 
@@ -76,7 +76,7 @@ def make(shape, flags):
         received = i32(0) if stays and lane == call.my_rank else received
         n_parts, whole_rows = flags.n_parts(announced), grid_dim() < many_blocks
         units_of_row = i32(1) if whole_rows else i32(n_parts)
-        unit, n_units = claim(call, lane), i32(warp_max_i32(received) * n_targets * units_of_row)
+        unit, n_units = claim(call, lane), i32(warp_max_i32(received) * n_dst_ranks * units_of_row)
         while unit < n_units:
             following = claim(call, lane)
             part, number, dst_rank = push_part.unit(call.my_rank, unit, units_of_row)

@@ -22,7 +22,7 @@ def _pushing(shape):
     """
     ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.combine_reads_own
     mail, at, push_part = mailbox.reading(ranks), lamport.addresses(shape), push.part_pushing(shape, store_row)
-    spans, fewest, n_targets = parts(shape.n_vectors), fewest_parts(shape), max(push.n_targets_of(shape), 1)
+    spans, fewest, n_dst_ranks = parts(shape.n_vectors), fewest_parts(shape), max(push.n_dst_ranks_of(shape), 1)
     push_prob = by_lanes(lambda i, call, row, to:
                          lamport.put(at.word(to, i), push_part.prob(call.params, row, i), call.epoch))
 
@@ -31,7 +31,7 @@ def _pushing(shape):
         lane, (received, before) = i32(lane_id()), mail.received(announced, call.my_rank)
         windows = at.rows(at.of(call.params, lane, call.my_rank), call.epoch) if lane < ranks else u64(0)
         received = i32(0) if stays and lane == call.my_rank else received
-        n_turns, (unit, warps) = i32(warp_max_i32(received) * n_targets), warps_of_rank()
+        n_turns, (unit, warps) = i32(warp_max_i32(received) * n_dst_ranks), warps_of_rank()
         n_parts = i32(max(fewest, spans.count(n_turns, warps)))
         while unit < n_turns * n_parts:
             part, number, dst_rank = push_part.unit(call.my_rank, unit, n_parts)
@@ -74,7 +74,7 @@ def _reducing(shape):
     ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.combine_reads_own
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.addresses(shape), lamport.taking(wait.ROWS_COMBINE),
                                elements.make(shape.dtype))
-    zero_sums, pack, n_vectors, n_pieces = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
+    zero_sums, pack, n_vectors, n_runs = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
     add_rows, row_of = reduce.adding_rows(ranks, numbers.add, 4, stays), layout.row_of(ranks)
 
     take_words = device_fn(lambda call, rank, addresses: take.words(call, rank, i32(1), addresses))
@@ -83,7 +83,7 @@ def _reducing(shape):
     take_four = _taking(shape, at.vector, n_vectors, take_vectors)
 
     @device_fn
-    def sum_piece(call, rows, out, vector):
+    def sum_run(call, rows, out, vector):
         sums, rank, ok, own = zero_sums(), i32(0), True, (u32(0), u32(0), u32(0), u32(0))
         mine = u64(warp_broadcast_u64(rows, call.my_rank)) if stays else u64(0)
         if mine != u64(0):
@@ -102,16 +102,16 @@ def _reducing(shape):
         params, lane, (_, before), ok = call.params, i32(lane_id()), mail.received(announced, call.my_rank), True
         windows = at.rows(at.of(params, call.my_rank, lane), call.epoch) if lane < ranks else u64(0)
         unit, warps = warps_of_rank()
-        while ok and unit < call.num_tokens * n_pieces:
-            (token, piece), rows = split(unit, n_pieces), u64(0)
+        while ok and unit < call.num_tokens * n_runs:
+            (token, run), rows = split(unit, n_runs), u64(0)
             row = i32(row_of(params[p.row_of], token, lane))
             if row >= 0:
                 rows = at.row(windows, row)
                 if stays and lane == call.my_rank:      # it lies in x, in the order received
                     row = i32(row + before)
                     rows = u64(params[p.x] + u64(row) * u64(row_bytes))
-            ok = sum_piece(call, rows, params[p.out] + u64(token) * u64(row_bytes), i32(32 * piece + lane))
-            if ok and has_probs and piece == 0:
+            ok = sum_run(call, rows, params[p.out] + u64(token) * u64(row_bytes), i32(32 * run + lane))
+            if ok and has_probs and run == 0:
                 ok = return_probs(call, rows, token, i32(warp_broadcast_i32(row, call.my_rank)), lane)
             unit = i32(unit + warps)
         return ok

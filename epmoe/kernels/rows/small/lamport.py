@@ -91,11 +91,11 @@ def addresses(shape):
     vector(row, i), word(row, i) the i-th word of its metadata, part(row, i) the word of a part.
     """
     row_bytes, parts_at, memory = _bytes_of_row(shape), VECTOR * shape.n_vectors, memory_of(shape.n_ranks)
-    words_at, of_source = parts_at + WORD * n_parts_of(shape), shape.lamport * row_bytes
+    words_at, of_src_rank = parts_at + WORD * n_parts_of(shape), shape.lamport * row_bytes
 
     @device_fn
     def of(params, rank, src_rank):
-        at = u64(params[p.lamport_at] + u64(src_rank) * u64(of_source))
+        at = u64(params[p.lamport_at] + u64(src_rank) * u64(of_src_rank))
         return u64(memory.pool(params, rank) + at), params[p.lamport_bytes]
 
     return namespace(
