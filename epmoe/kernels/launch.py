@@ -22,7 +22,7 @@ SIMULATOR_BLOCKS, SIMULATOR_THREADS = 3, 64
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Blocks and threads of every kernel of one ExpertParallel; a fused dispatch of few tokens takes fewer of them.
+    """Blocks and threads of every kernel of one ExpertParallel; a dispatch of few tokens takes fewer of them.
 
     n_sms: blocks of a launch, at least 2, because some blocks of a fused dispatch send while others receive. Default:
         all SMs of the device (several ranks that share a GPU must share them out, since fused kernels of all ranks have
@@ -60,7 +60,7 @@ def check_limits(cfg: EPConfig) -> None:
     """Raises EPValueError for a configuration that these kernels do not support."""
     if cfg.top_k > MAX_TOP_K:
         raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K} for the fast kernels: one lane of a warp "
-                           "holds one slot; the plain kernels take more")
+                           "holds one k; the plain kernels take more")
     if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
         raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE} "
                            "(MAX_GPUS_PER_NODE): use more p2p worlds")

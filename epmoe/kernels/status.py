@@ -85,10 +85,10 @@ def raise_if_failed(words, cfg: EPConfig, rank: int, timeout_s: float, recv_coun
     elif waited_for == FOR_ROWS:
         some = "no word that its combine has begun"
         if index >= 0:          # a segment, (local expert, src_rank), of which a row is missing
-            local_expert, source = divmod(index, cfg.n_src_ranks)
-            some = f"rows of expert {source * cfg.n_local_experts + local_expert} are missing"
+            local_expert, src_rank = divmod(index, cfg.n_src_ranks)
+            some = f"rows of expert {src_rank * cfg.n_local_experts + local_expert} are missing"
         missing = int(words[MISSING_RANKS])
-        names = ", ".join(str(source) for source in range(cfg.n_src_ranks) if missing >> source & 1)
+        names = ", ".join(str(r) for r in range(cfg.n_src_ranks) if missing >> r & 1)
         what = f"nothing, or not all, from src_rank {names} ({some})"
         remedy = ": has it ended, or made another call, or changed src_info? reset() by all ranks starts anew"
     else:
@@ -126,12 +126,12 @@ def _missing_signals(cfg, rank, index, recv_count):
         missing = np.argwhere(np.asarray(recv_count) >= np.uint64(ANNOUNCED)).tolist()
     if not missing:
         return "signals came after the timeout", ": give a longer one if ranks may be so slow"
-    first, by_source = rank * cfg.n_local_experts, {}
-    for local_expert, source in missing:
-        by_source.setdefault(rank if cfg.skip_a2a else source, []).append(first + local_expert)
+    first, by_src_rank = rank * cfg.n_local_experts, {}
+    for local_expert, src_rank in missing:
+        by_src_rank.setdefault(rank if cfg.skip_a2a else src_rank, []).append(first + local_expert)
     parts = []
-    for source, experts in sorted(by_source.items()):
+    for src_rank, experts in sorted(by_src_rank.items()):
         some = ", ".join(map(str, experts[:8])) + (", ..." if len(experts) > 8 else "")
-        parts.append(f"src_rank {source} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
+        parts.append(f"src_rank {src_rank} ({len(experts)} of {cfg.n_local_experts} experts: {some})")
     remedy = ": has it ended, or made another call? reset() by all ranks starts anew"
     return "no signal from " + "; ".join(parts), remedy

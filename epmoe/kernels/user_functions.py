@@ -1,4 +1,4 @@
-"""The caller's own functions inside a kernel: epilogue and router weights, with their arguments out of the block.
+"""The caller's own functions inside a kernel: epilogue and router weights, with arguments from the parameter block.
 
 A function is plain Python: scalars come as numbers, arrays as something to index with [i] or [i, j]. On the GPU it is
 compiled; in the simulator it runs as it is. Its arguments travel as words (uint64) and become numbers and arrays where

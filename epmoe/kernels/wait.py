@@ -1,10 +1,10 @@
-"""Bounded waits: every spin of every kernel is one of these, and each ends after the timeout, by the device's clock.
+"""Bounded waits: each ends after the timeout, by the device's clock. Spins that are written elsewhere use gives_up, too.
 
 A wait gives up when its own time is over, which it records in the status region, or when another wait of this rank has
 failed. FAILED is the only abort flag: it ends all waits of the rank, in this launch and in later ones.
 
-Words that peers write are polled with acquire, so the data that they guard can be read at once. Words of this device
-are polled relaxed, since many threads wait for the same one, and acquired after the poll has succeeded.
+wait_below polls a word of recv_count with acquire, so the data that it guards can be read at once. wait_for_own_blocks
+polls a word of this device relaxed, since many threads wait for the same one, and acquires it when the poll succeeds.
 """
 
 from epmoe.device import device_fn, globaltimer, i32, ld_acquire_gpu_i32, ld_acquire_sys_u64, ld_relaxed_gpu_i32, u64

@@ -14,7 +14,6 @@ import numpy as np
 from epmoe.device import device_fn
 from epmoe_ref.config import TOKEN_FORMATS, EPConfig
 
-
 nothing = device_fn(lambda out, *of_group: None)    # begin_group and finish_group of a format without tiles of scales
 
 

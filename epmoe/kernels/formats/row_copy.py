@@ -87,14 +87,12 @@ def copy_in_halves(held, load, store=store_vector, *, short=False):
     return ask, put
 
 
+no_vector = device_fn(lambda: (u32(0), u32(0), u32(0), u32(0)))
+
+
 def no_vectors(n: int):
     """Device function () -> n vectors of zeros."""
-    return tuple_of(n, lambda j: _no_vector)
-
-
-@device_fn
-def _no_vector():
-    return u32(0), u32(0), u32(0), u32(0)
+    return tuple_of(n, lambda j: no_vector)
 
 
 def _halves(n, load, store, item_bytes):
