@@ -49,7 +49,7 @@ def test_few_tokens_have_a_kernel_of_their_own_where_blocks_are_enough():
 
 
 def test_counters_are_not_used(monkeypatch):
-    """What a block does alone needs neither slots in `reserved` nor pieces in `finished`: their words stay unread."""
+    """What a block does alone needs neither slots in `reserved` nor parts in `finished`: their words stay unread."""
 
     def unused(*args):
         raise AssertionError("counted in device memory")

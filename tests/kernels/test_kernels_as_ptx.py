@@ -14,7 +14,7 @@ COUNTED = r"atom\.acq_rel\.gpu\.\S*add"  # finished, and region D
 LOAD16, STORE16, INPUT16 = r"ld\.global\.v4", r"st\.global\S*\.v4", r"ld\.global\.nc\S*\.v4"
 SENDS, RECEIVES = [INPUT16, STORE16, COUNTED, SIGNALS], [WAITS, LOAD16, STORE16, COUNTED]
 RETURNS = [r"ld\.global\.L1::no_allocate\.v4", STORE16, COUNTED, SIGNALS]
-# combine: pieces sent, signals seen
+# combine: parts sent, signals seen
 IN_BLOCK = [r"fence\.acq_rel\.cta", r"atom\.relaxed\.cta\.shared\.add"]
 LAMPORT = [r"st\.relaxed\.sys\.\S*v4", r"ld\.relaxed\.sys\.\S*v4"]
 

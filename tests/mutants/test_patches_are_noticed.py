@@ -14,7 +14,7 @@ from epmoe.mutants.pieces import Hunt, hunt_of_edits, runs_of_random
 from epmoe_ref.errors import EPValueError
 
 SMALL, RUNS = "rows/small/dispatch.py", "pairs/send_back.py"
-BARRIER = "                    syncwarp()                      # the piece by all lanes, before lane 0 releases it\n"
+BARRIER = "                    syncwarp()                      # the part by all lanes, before lane 0 releases it\n"
 
 
 def diff(file, old, new, path=None, context=3, source=None):

@@ -162,7 +162,7 @@ def await_begun(cfg):
 def polling(build):
     """Namespace "polls" of device functions for the flags int32 [n_flags] of a block, in shared memory.
 
-    clear(flags): by all threads, a barrier before anything else.
+    clear(flags): all threads call it; a barrier must follow before any other use of the flags.
     poll(call, flags): called by all threads of a block. The polling warps, the last ones, return when they have seen
         their words or given up, the others at once. The very last warp waits for all polling warps. It alone gets True,
         if all words came; its lane 0 has then acquired them.

@@ -3,12 +3,12 @@
 These are the steps, and the module of each. Names of counters are those of the specification (epmoe_ref/counters.py).
 
 1. **way back** (send_back.py). Region A, written by dispatch, gives for each segment (local expert, src_rank) its end
-   row and its number of rows. A block sends a run of consecutive rows, a warp a row or a piece of one. The warp reads
+   row and its number of rows. A block sends a run of consecutive rows, a warp a row or a part of one. The warp reads
    `src_info[row] = (token, k)` and writes the row to place [token, k] of src_rank's recv_buf. The place identifies the
    row, so the message is only the row.
 2. **signal** (send_back.py). The thread that knows that all rows of a segment are written stores the count into
-   src_rank's recv_count at [local_expert, my_rank], release at system scope. The warps of a block count their pieces in
-   shared memory. If all rows of the segment belong to one block, the warp with the last piece has acquired the others
+   src_rank's recv_count at [local_expert, my_rank], release at system scope. The warps of a block count their parts in
+   shared memory. If all rows of the segment belong to one block, the warp with the last part has acquired the others
    and signals. If they belong to several blocks, each adds its rows to `finished[local_expert, src_rank]`, acquire and
    release at device scope. The block that completes the count resets the word to 0 and signals. A segment without rows
    is signalled at once.

@@ -4,16 +4,16 @@ These are the steps, and the module of each. recv_count and the counters reserve
 specification (epmoe_ref/counters.py). A message is a token for one of its experts. In the fused kernel some blocks send
 and the others receive, both from the beginning. (Each split kernel has blocks of one kind.)
 
-1. **announcing** (signal.py). Block 0 counts the ids of each expert and announces it to an owner in the p2p world: it
-   writes ANNOUNCED + count into the owner's recv_count at [local_expert, my_rank]. If it is 0, it signals at once.
+1. **announcing** (signal.py). Block 0 counts the ids of each expert. It announces the count to an owner in the p2p
+   world: it writes ANNOUNCED + count into recv_count[local_expert, my_rank] there. It signals a count of 0 at once.
 2. **reserved** (send.py). Each message claims a slot s by a fetch-add on `reserved[local_expert, dst_rank]`. It goes to
-   the owner's recv_buf at [local_expert, my_rank, s].
-3. **sending** (send.py). Warps write messages, or pieces of them. All blocks send to the lowest local experts first.
-4. **finished, signal** (signal.py). Each piece adds 1 to `finished[local_expert, dst_rank]` of all messages that use
-   it, with acquire and release at device scope: by its warp, or if no warp of a block has two, for a whole message by
-   one thread after a barrier. Block 0 subtracts the number of all pieces, before or after that. The thread that brings
-   the word to 0 has acquired all of these messages. It overwrites the announcement with the count, release at system
-   scope: the signal. Release is cumulative, so the signal covers messages that other blocks wrote.
+   the owner's recv_buf[local_expert, my_rank, s]. Nothing is sent for -1 and for invalid ids, which ids.record counts.
+3. **sending** (send.py). Warps write messages, or parts of them. All blocks send to the lowest local experts first.
+4. **finished, signal** (signal.py). A warp adds 1 for each part that it has written to `finished[local_expert,
+   dst_rank]` of all messages that use the part, with acquire and release at device scope. If no warp of a block has two
+   parts, a thread adds those of a whole message, after a barrier. Block 0 subtracts the number of all parts, before or
+   after that. The thread that brings the word to 0 has acquired all of these messages. It overwrites the announcement
+   with the count, release at system scope: the signal. It is cumulative, so it covers what other blocks wrote.
 5. **counts** (offsets.py). Every receiving block waits until all words of its recv_count hold a count, announced or
    signalled, acquires them, and computes all places: row_offsets, regions A and B. One block stores them.
 6. **waiting, copying** (receive.py). Rows are assigned to warps in the order of sending. A warp acquires, at system

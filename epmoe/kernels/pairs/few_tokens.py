@@ -6,7 +6,7 @@ release, which waits until the peer has acknowledged everything sent before. So
    my_rank, token] of recv_buf.
 2. After a barrier warp 0 fences. Meanwhile the other warps clean the ids, and sum up each local expert's word.
 3. Warp 0 writes these words, packed signals (message.py), into the peer's recv_count.
-So there are no trailers, no slots to claim in `reserved`, no pieces to count in `finished`, and no announcement, since
+So there are no trailers, no slots to claim in `reserved`, no parts to count in `finished`, and no announcement, since
 nothing is under way for long. A launch has only as many blocks and threads as have work, since idle threads slow the
 others down at each step. If no launch can have more tokens, the kernel has no code for them, because unused code still
 costs instruction fetches.
@@ -24,7 +24,7 @@ from ..params import BF16_BYTES
 from . import message, peers
 from .send import scale_of
 
-HELD = 4        # vectors of a piece that a lane holds
+HELD = 4        # vectors of a part that a lane holds
 
 
 def applies(cfg, tuning):
@@ -67,7 +67,7 @@ def make(build):
     of_ids = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
     direct, encode_part = fmt.direct, fmt.encode_part
     bounds, (ask, store_held), nothing = part_bounds(fmt.token_size), copy_in_halves(HELD, load16_nc), no_vectors(HELD)
-    most_pieces = most_parts(fmt.token_size) if direct else fmt.encode_parts
+    parts_limit = most_parts(fmt.token_size) if direct else fmt.encode_parts
     top_k, local, n_ranks, row_bytes = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, cfg.hidden * BF16_BYTES
 
     @device_fn
@@ -76,8 +76,8 @@ def make(build):
         return of_ids.load(call.topk_ids, token, lane_id()) if token < call.num_tokens else i32(-1)
 
     @device_fn
-    def ask_piece(call, unit, n_parts):
-        """Begins to load a payload's piece `unit`, for `store_held`; a format that encodes loads nothing yet."""
+    def ask_part(call, unit, n_parts):
+        """Begins to load a payload's part `unit`, for `store_held`; a format that encodes loads nothing yet."""
         if direct and unit < call.num_tokens * n_parts:
             token, part = split(unit, n_parts)
             first, end = bounds(part, n_parts)
@@ -86,11 +86,11 @@ def make(build):
 
     @device_fn
     def send_payloads(call, to_buf, n_parts, held):
-        """Warps write pieces of all payloads. held: a warp's first piece, whose loads are under way."""
+        """Warps write parts of all payloads. held: a warp's first part, whose loads are under way."""
         unit = i32(warp_id())
         while unit < call.num_tokens * n_parts:
             if unit != warp_id():
-                held = ask_piece(call, unit, n_parts)
+                held = ask_part(call, unit, n_parts)
             token, part = split(unit, n_parts)
             place = msg.at(to_buf, call.my_rank, token)         # of local expert 0
             src = u64(call.input_tokens + u64(token) * u64(row_bytes))
@@ -123,8 +123,8 @@ def make(build):
         if token < 0:
             token = i32(n_warps() - 1)          # the warp that fences cleans ids only if tokens are as many as warps
         to_buf = to.recv_buf(call, dst_rank)
-        n_parts = parts_of_each(call.num_tokens, n_warps(), most_pieces)
-        held = ask_piece(call, i32(warp_id()), n_parts)
+        n_parts = parts_of_each(call.num_tokens, n_warps(), parts_limit)
+        held = ask_part(call, i32(warp_id()), n_parts)
         value = id_of(call, token)
         while i < local:
             low[i], high[i] = 0, 0

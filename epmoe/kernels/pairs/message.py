@@ -38,7 +38,7 @@ def make(cfg):
         the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
     store_vector(place, i, q): vector i of the message's trailer.
     store_trailer(place, token, expert): a warp stores the trailer of a message with a payload of its own.
-    load_source(place) -> (token, reference). load_id(place) -> the id at the k of this lane; it does not wait for the
+    load_src_info(place) -> (token, reference). load_id(place) -> the id at the k of this lane; it does not wait for the
         load, so other loads can follow at once.
     """
     sizes, top_k, slots = layout.message(cfg), cfg.top_k, cfg.max_tokens_per_rank
@@ -79,7 +79,7 @@ def make(cfg):
             store_vector(place, lane, q)
 
     @device_fn
-    def load_source(place):
+    def load_src_info(place):
         words = load16(place + u64(src_info))
         return i32(words[0]), u32(words[1])
 
@@ -88,7 +88,7 @@ def make(cfg):
         return i32(load_u16(place + u64(topk_info) + u64(2) * u64(lane_id()))) if lane_id() < top_k else i32(-1)
 
     return namespace("message", n_bytes=n_bytes, at=at, n_vectors=n_vectors, vector=vector, store_vector=store_vector,
-                     store_trailer=store_trailer, load_source=load_source, load_id=load_id)
+                     store_trailer=store_trailer, load_src_info=load_src_info, load_id=load_id)
 
 
 @device_fn

@@ -11,14 +11,13 @@ from epmoe_ref.config import READY
 
 from .. import formats
 from ..bits import block_sums, divided_up, lowest
+from ..formats.nv_block_scaled import TILE_ROWS
 from ..params import namespace
 from ..plain import counters
-from ..plain.receive import shared_rows
+from ..plain.receive import shared_expert_share
 from ..wait import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from .message import count_of
-
-TILE_ROWS = 128         # rows of a tile of scales
 
 
 class Window(NamedTuple):
@@ -57,7 +56,7 @@ def make(build):
     """Namespace "offsets" of device functions of a block, for windows of at most `experts` experts.
 
     n_experts, n_counts: the most experts of a window, and segments of these. n_words: of how many it keeps the word.
-    has_tiles: whether the format keeps scales in 128-row tiles, whose places begin_group and finish_group settle.
+    has_tiles: whether the format keeps scales in 128-row tiles; otherwise begin_group and finish_group do nothing.
     await_counts(call, first, here, counts, words) -> (whether all came, is_final). is_final: every word that this
         thread loaded is 0 or a packed signal. No announcement precedes these, so all blocks see the same; and their
         messages are here.
@@ -71,10 +70,11 @@ def make(build):
         thread writes the results of a segment, or of a group that begins at row `start`.
     """
     cfg, tuning, threads = build.cfg, build.tuning, build.threads
-    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
-    tiled, pad_rows, begin_group = "scales_offset" in fmt.output_fields, fmt.pad_rows, fmt.begin_group
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert_share(cfg)
+    has_tiles, pad_rows, begin_group = "scales_offset" in fmt.output_fields, fmt.pad_rows, fmt.begin_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
-    experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))       # one thread an expert
+    # one thread an expert; a launch of few tokens may have only few_threads_a_token threads
+    experts = max(1, min(local, threads, tuning.few_threads_a_token, tuning.counts // ranks))
     n_words = min(experts * ranks, tuning.known_words)
 
     # rows of a group with its padding, and its tiles of scales
@@ -83,7 +83,7 @@ def make(build):
 
     @device_fn
     def begin(call):
-        n_shared, _ = share(call.num_tokens, call.my_rank)
+        _, n_shared = share(call.num_tokens, call.my_rank)
         return padded(n_shared), tiles_of(n_shared)
 
     def awaiting(below):
@@ -115,7 +115,7 @@ def make(build):
         rows_before, tiles_before, tiles_here = padded_before, i32(0), i32(0)
         if pad_rows > 1:
             rows_before, _ = block_sums(n_rows, window.partial)
-        if tiled:
+        if has_tiles:
             tiles_before, tiles_here = block_sums(tiles_of(n_rows), window.partial)
         if expert < window.here:
             window.starts[expert], window.tiles[expert] = i32(start[0] + padded_before), i32(start[1] + tiles_before)
@@ -150,7 +150,7 @@ def make(build):
 
     @device_fn
     def write_first(call):
-        n_shared, _ = share(call.num_tokens, call.my_rank)
+        _, n_shared = share(call.num_tokens, call.my_rank)
         if thread_idx() == 0:
             store_i32(call.row_offsets, i32(0))
             if front == 1:
@@ -171,7 +171,7 @@ def make(build):
             write_group(call, i32(front + window.first + i), i32(window.starts[i]),
                         i32(window.before[last] + window.counts[last]), i32(window.tiles[i]))
 
-    return namespace("offsets", n_experts=experts, n_counts=experts * ranks, n_words=n_words, has_tiles=tiled,
+    return namespace("offsets", n_experts=experts, n_counts=experts * ranks, n_words=n_words, has_tiles=has_tiles,
                      await_counts=awaiting(MAX_FINITE), await_messages=awaiting(ANNOUNCED), place=place,
                      begin=begin, write=write, write_first=write_first, write_segment=write_segment,
                      write_group=write_group)

@@ -13,7 +13,7 @@ from epmoe.layout import ANNOUNCED, DESCRIBED, MAX_FINITE
 from .. import formats, stamps
 from ..bits import lowest, parts_of_each, split
 from ..params import LANES, namespace
-from ..plain.receive import shared_rows
+from ..plain.receive import shared_expert_share
 from ..wait import wait_below
 from ..status import DISPATCH_WAIT, FOR_RECV_COUNT
 from . import message, offsets, shared_expert, signal
@@ -29,7 +29,7 @@ def make(build):
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     fmt, off = formats.of(cfg), offsets.make(build)
-    share, own_share = shared_rows(cfg), shared_expert.make(cfg)
+    share, own_share = shared_expert_share(cfg), shared_expert.make(cfg)
     leave = signal.resetting(cfg, ("reserved",), ("f", "g"))
     has_tiles, finish_group = off.has_tiles, fmt.finish_group
     local, ranks, front = cfg.n_local_experts, cfg.n_src_ranks, int(cfg.fused_shared_expert)
@@ -39,9 +39,9 @@ def make(build):
     can_work_alone = fmt.direct and not front and local * ranks <= n_words  # rows are payloads, and all words are kept
 
     @device_fn
-    def finish_groups(call, window, workers):
+    def finish_groups(call, window, team):
         """Clears the scales in each group's last tile that no row has; a warp takes a group."""
-        warp, warps, _ = workers
+        warp, warps, _ = team
         i = i32(warp)
         while i < window.here:
             last = i32(i * ranks + ranks - 1)
@@ -49,7 +49,7 @@ def make(build):
             finish_group(call.format_handler, n_rows, i32(window.tiles[i]), lane_id())
             i = i32(i + warps)
         if window.first == 0 and front == 1 and warp == 0:
-            n_shared, _ = share(call.num_tokens, call.my_rank)
+            _, n_shared = share(call.num_tokens, call.my_rank)
             finish_group(call.format_handler, n_shared, i32(0), lane_id())
 
     @device_fn
@@ -74,7 +74,7 @@ def make(build):
 
     @device_fn
     def receive_few(call, receiver, n_receivers, failed):
-        """With so few messages it does not pay to begin with some of them before all are here."""
+        """Waits for all messages, then receives them. With so few it does not pay to begin before all are here."""
         counts, words, ok = shared_array(n_counts, int32), shared_array(n_words, uint64), not failed
         if ok:
             ok, _ = off.await_messages(call, i32(0), local, counts, words)
@@ -93,9 +93,9 @@ def make(build):
         starts, tiles = shared_array(n_experts, int32), shared_array(n_experts, int32)
         words, others = shared_array(n_words, uint64), i32(n_receivers - 1)
         # Numbers of a block's warps are far apart, so that all blocks have work to the end. The block that writes the
-        # results comes last. workers: (this warp, number of warps that copy, number of those that have no other task).
+        # results comes last. team: (this warp, number of warps that copy, number of those that have no other task).
         warp = i32(n_warps() * others + warp_id()) if receiver == 0 else i32(warp_id() * others + receiver - 1)
-        workers = warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
+        team = warp, i32(n_warps() * n_receivers), i32((n_warps() - 1) * others)
         start, first, ok, stays = off.begin(call), i32(0), not failed, True
         while first < local:
             here = i32(min(n_experts, local - first))
@@ -122,9 +122,9 @@ def make(build):
             if is_final and leaves_early and first + here == local:
                 stays = False
                 leave(call)
-            ok = rows.copy_window(call, window, workers, is_final)
+            ok = rows.copy_window(call, window, team, is_final)
             if has_tiles:
-                finish_groups(call, window, workers)
+                finish_groups(call, window, team)
             first = i32(first + here)
             if first < local:
                 syncthreads()                               # all have read the old window
@@ -137,7 +137,7 @@ def make(build):
 def _rows(build, off):
     """Namespace "rows" of device functions of a warp.
 
-    copy_window(call, window, workers, is_final) -> whether all arrived: copies its share of the window's rows.
+    copy_window(call, window, team, is_final) -> whether all arrived: copies its share of the window's rows.
         is_final: the block has acquired all messages, and window.words has the words of all segments.
     These sum up counts by themselves, without a window. The block must have acquired all messages before:
     copy_alone(call, worker, workers, counts, words): copies this worker's parts of rows.
@@ -162,7 +162,7 @@ def _rows(build, off):
             payload = msg.at(call.recv_buf_p, src_index, token)         # of local expert 0
         else:
             payload, k = msg.at(call.recv_buf_p, segment, slot), i32(0)
-            token, reference = msg.load_source(payload)
+            token, reference = msg.load_src_info(payload)
             if part == 0:
                 id16 = msg.load_id(payload)
             if reference != u32(0):
@@ -175,8 +175,8 @@ def _rows(build, off):
                 store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)
 
     @device_fn
-    def copy_window(call, window, workers, is_final):
-        n_here, (warp, warps, n_free) = i32(window.here * ranks), workers
+    def copy_window(call, window, team, is_final):
+        n_here, (warp, warps, n_free) = i32(window.here * ranks), team
         n_rows = i32(window.ends[n_here - 1])
         n_parts = parts_of_each(n_rows, n_free, decode_parts)
         unit, seen, ok, word = i32(warp), i32(-1), True, u64(0)

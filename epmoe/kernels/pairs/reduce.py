@@ -13,7 +13,7 @@ from ..bits import has
 from ..formats.row_copy import store_vector
 from ..params import LANES, VECTOR, in_turn
 from ..plain import counters
-from ..plain.receive import shared_rows
+from ..plain.receive import shared_expert_share
 from .await_rows import AT_ONCE, TokenRows
 
 
@@ -48,14 +48,14 @@ def _token_rows(cfg):
     Lanes past the last column repeat it and store nothing, since all lanes are needed for the shuffles.
     """
     of_ids, word, bytes_a_row = ids.make(cfg.n_experts, cfg.top_k), counters.words(cfg), layout.combine_msg_bytes(cfg)
-    n_vectors, top_k, local, own_only = bytes_a_row // VECTOR, cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
+    n_vectors, top_k, local, skip_a2a = bytes_a_row // VECTOR, cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
 
     @device_fn
     def token_rows(call, token, run):
         lane = i32(lane_id())
         expert = of_ids.clean(of_ids.load(call.topk_ids, token, lane), i32(0), lane)
         owner = i32(expert // local)
-        if own_only and owner != call.my_rank:
+        if skip_a2a and owner != call.my_rank:
             expert = i32(-1)
         vector = i32(min(run * LANES + lane, n_vectors - 1))
         place = call.recv_buf_p + u64(token * top_k) * u64(bytes_a_row) + u64(VECTOR) * u64(vector)
@@ -113,7 +113,7 @@ def _reduced(build, take):
     It stores the weighted sum, plus the shared expert's output, through the epilogue.
     """
     cfg, epilogue = build.cfg, build.epilogue
-    vectors, weight_of, share = elements.make(cfg.combine_dtype), _weights_of(build), shared_rows(cfg)
+    vectors, weight_of, share = elements.make(cfg.combine_dtype), _weights_of(build), shared_expert_share(cfg)
     sum_rows, fused_share = _sums(build, take, vectors), cfg.fused_shared_expert
     bytes_a_row = layout.combine_msg_bytes(cfg)
     has_epilogue, stores_itself = epilogue is not None, isinstance(epilogue, user_functions.OutputLambda)
@@ -125,8 +125,8 @@ def _reduced(build, take):
         sums, came = sum_rows(call, flags, rows, weight_of(call, token))
         q, col, at = vectors.pack(sums), i32(rows.vector * vectors.n), u64(VECTOR) * u64(rows.vector)
         if fused_share:         # row token - first of its share; 0 is added for other ranks' tokens
-            (n_share, first), row = share(call.num_tokens, call.my_rank), (u32(0), u32(0), u32(0), u32(0))
-            if token >= first and token < first + n_share:
+            (first, n_shared), row = share(call.num_tokens, call.my_rank), (u32(0), u32(0), u32(0), u32(0))
+            if token >= first and token < first + n_shared:
                 row = load16(call.input_tokens + u64(token - first) * u64(bytes_a_row) + at)
             q = vectors.pack(vectors.add(vectors.unpack(q), row))
         if has_epilogue and not stores_itself:
@@ -146,7 +146,7 @@ def _unreduced(build, take):
     top_k, bytes_a_row = build.cfg.top_k, layout.combine_msg_bytes(build.cfg)
 
     @device_fn
-    def keep_run(call, flags, token, rows):
+    def copy_run(call, flags, token, rows):
         came, k = take.all_signals(flags, rows), i32(0)
         while came and k < top_k:
             if rows.is_own:
@@ -157,4 +157,4 @@ def _unreduced(build, take):
             k = i32(k + 1)
         return came
 
-    return keep_run
+    return copy_run

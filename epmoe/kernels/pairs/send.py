@@ -5,7 +5,7 @@ Steps 2 and 3 of dispatch.py. A block takes a batch of tokens.
 2. It orders its messages by local expert, and for each local expert by dst_rank, from its own rank on. All blocks send
    in this order. So the links to all peers stay busy, and ranks seldom send to the same peer at the same time. Messages
    to the first experts are complete long before the last message, and their receivers copy them meanwhile.
-3. It sends pieces of payloads, a warp each, 16 bytes a lane. With the first piece go the trailers. A piece of a shared
+3. It sends parts of payloads, a warp each, 16 bytes a lane. The trailers go with the first part. A part of a shared
    payload counts as finished for all messages that refer to it, so the signal of any expert covers its payloads.
 
 Block 0 counts and announces (signal.py). It sends no tokens, unless fewer than tuning.counter_from blocks send.
@@ -66,8 +66,8 @@ def make(build):
     of_ids, own_share = ids.make(cfg.n_experts, cfg.top_k, build.id_bytes), shared_expert.make(cfg)
     signals = signal.make(build)
     payloads = _payloads(build, signals.finish)
-    crosses, direct, fused_share, own_only = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
-    top_k, local, n_ranks, most_pieces = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
+    crosses, direct, fused_share, skip_a2a = to.crosses, fmt.direct, cfg.fused_shared_expert, cfg.skip_a2a
+    top_k, local, n_ranks, parts_limit = cfg.top_k, cfg.n_local_experts, cfg.n_ranks, most_parts(fmt.token_size)
     row_bytes, batch_size, no_payload = cfg.hidden * BF16_BYTES, batch_of(cfg, build.tuning), cfg.n_experts
     n_payloads = min(top_k, cfg.n_src_ranks) if shares else top_k       # of a token, at most
     n_slots, counter_from, token_bytes = batch_size * top_k, build.tuning.counter_from, build.id_bytes * top_k
@@ -84,7 +84,7 @@ def make(build):
         if lane < top_k:
             store_i32(call.clean_topk_ids + u64(4) * u64(token * top_k + lane), expert)
             place, key, dst_rank, local_expert = u64(0), i32(no_payload), i32(expert // local), i32(expert % local)
-            if expert >= 0 and (not own_only or dst_rank == call.my_rank):
+            if expert >= 0 and (not skip_a2a or dst_rank == call.my_rank):
                 slot = atomic_add_relaxed_gpu_i32(word.reserved(call.ep_counters, signals.segment_of(expert)), i32(1))
                 place = msg.at(to.recv_buf(call, dst_rank), word.segment(local_expert, call.my_rank), slot)
                 if has_payload:
@@ -107,22 +107,22 @@ def make(build):
     count_encoded = by_threads(lambda i, call, batch: own_share.encoded(call, i32(batch.first + i * batch.stride)))
 
     @device_fn
-    def send_pieces(call, batch, n_parts):
-        """Warps send pieces. Each adds its own to `finished`, or if none has two, a thread those of a message."""
+    def send_parts(call, batch, n_parts):
+        """Warps send parts. Each adds its own to `finished`, or if none has two, a thread those of a message."""
         unit, key, n_messages = i32(warp_id()), i32(-1), i32(batch.n * top_k)
-        several = batch.n * n_payloads * n_parts > n_warps()        # a warp may have several pieces
+        several = batch.n * n_payloads * n_parts > n_warps()        # a warp may have several parts
         while unit < n_messages * n_parts and key != no_payload:
             i, part = split(unit, n_parts)
             m = i32(batch.order[i])
             key = i32(batch.keys[m])
             if key != no_payload:
                 payloads.send(call, batch, m, part, n_parts)
-                syncwarp()              # the piece by all lanes, before one of them releases it
+                syncwarp()              # the part by all lanes, before one of them releases it
                 if several:
                     payloads.finish(call, batch, m)
             unit = i32(unit + n_warps())
         if not several:
-            syncthreads()               # all pieces by all warps, before each thread releases a message
+            syncthreads()               # all parts by all warps, before each thread releases a message
             m = i32(thread_idx())
             while m < n_messages:
                 if batch.places[m] != u64(0):
@@ -156,7 +156,7 @@ def make(build):
             payloads.stage(batch.n, call, batch)
         put_in_order(batch.n * top_k, batch)
         syncthreads()                       # the order, and whole messages, by all threads
-        send_pieces(call, batch, n_parts)
+        send_parts(call, batch, n_parts)
         mark(call, stamps.SENT)
         syncthreads()                       # all have read the batch, and all is written at the end
 
@@ -171,9 +171,9 @@ def make(build):
             if block_idx() == 0:
                 first = i32(call.num_tokens)
         prefetch_first(call, first, stride)     # while one thread looks whether an earlier wait failed
-        # as many pieces of a payload as give every warp one; more would not pay: each costs a round trip to the peer
+        # as many parts of a payload as give every warp one; more would not pay: each costs a round trip to the peer
         n_tokens = i32(max(1, min(batch_size, divided_up(i32(call.num_tokens), stride))))
-        n_parts = parts_of_each(i32(n_tokens * n_payloads), n_warps(), most_pieces)
+        n_parts = parts_of_each(i32(n_tokens * n_payloads), n_warps(), parts_limit)
         if block_idx() == 0:
             if not signals.announce(call, n_parts, failed):
                 return True
@@ -193,9 +193,9 @@ def _payloads(build, finish_one):
 
     encode(call, batch): a block writes payloads to send_buf. stage(n, call, batch): it makes n whole messages of them.
     carries(expert), by a warp with a token's cleaned ids, one in each lane -> whether the message has a payload.
-    send(call, batch, m, part, n_parts): a warp sends a piece of message m, which has a payload, and with the first
-        piece trailers: its own, or for a shared payload those of all messages of the token to that rank.
-    finish(call, batch, m): adds the warp's piece to `finished` of each of these messages.
+    send(call, batch, m, part, n_parts): a warp sends a part of message m, which has a payload, and with the first
+        part trailers: its own, or for a shared payload those of all messages of the token to that rank.
+    finish(call, batch, m): adds the warp's part to `finished` of each of these messages.
     """
     cfg, shares = build.cfg, message.shares_payloads(build.cfg)
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
@@ -279,7 +279,7 @@ def _payloads(build, finish_one):
 
     @device_fn
     def finish(call, batch, m):
-        """Each lane adds the piece to `finished` of one expert."""
+        """Each lane adds the part to `finished` of one expert."""
         of_lane = i32(m - m % top_k + lane_id())
         if lane_id() < top_k and (shares or of_lane == m):
             expert = i32(batch.experts[of_lane])

@@ -1,7 +1,7 @@
 """The sending part of combine: sends rows of expert outputs to the places [token, k] of their tokens' ranks.
 
 Steps 1 and 2 of combine.py. Each block takes a run of consecutive rows, whatever segments they belong to. So blocks
-have equal shares. If there are more warps than rows, a row has several pieces. No warp waits for the arrival of a piece
+have equal shares. If there are more warps than rows, a row has several parts. No warp waits for the arrival of a part
 before it sends the next. Without signals (lamport.py) step 2 is left out: each word of a row is its own ready flag.
 """
 
@@ -29,7 +29,7 @@ REGION_A = "a_end", "a_count"       # its words of a segment, which combine rese
 
 
 class Segments(NamedTuple):
-    """n segments of region A from `first` on, in shared memory; done: pieces that the block has sent of each."""
+    """n segments of region A from `first` on, in shared memory; done: parts that the block has sent of each."""
 
     first: int
     n: int
@@ -47,8 +47,8 @@ def make(build):
     cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
     word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # at most LAMPORT_EXPERTS
-    pieces = _pieces(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
-    send_run, leave = _runs(build, pieces), signal.resetting(cfg, REGION_A, recv_count=False)
+    parts = _parts(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
+    send_run, leave = _runs(build, parts), signal.resetting(cfg, REGION_A, recv_count=False)
     bytes_a_row = layout.combine_msg_bytes(cfg)
     sectors_a_row = n_sectors(bytes_a_row)
 
@@ -73,7 +73,7 @@ def make(build):
         elif block_idx() == grid_dim() - 1:
             while i < segments.n:
                 if segments.counts[i] == 0:
-                    pieces.signal(call, i32(segments.first + i), i32(0))
+                    parts.signal(call, i32(segments.first + i), i32(0))
                 i = i32(i + block_dim())
 
     @device_fn
@@ -104,7 +104,7 @@ def make(build):
     return send_back
 
 
-def _runs(build, pieces):
+def _runs(build, parts):
     """Device function send_run(call, segments), by all blocks: sends the window's rows and signals their segments."""
     word, of_11, signals = counters.words(build.cfg), build.tuning.senders_of_11, build.signals
     bytes_a_row = layout.combine_msg_bytes(build.cfg)
@@ -112,9 +112,9 @@ def _runs(build, pieces):
 
     @device_fn
     def finish(call, segments, i, count, n_here, n_parts):
-        """One thread, after its warp sent one of the pieces of n_here rows of segment i. The last to do so signals."""
+        """One thread, after its warp sent one of the parts of n_here rows of segment i. The last to do so signals."""
         segment = i32(segments.first + i)
-        fence_acq_rel_cta()                             # release: the piece that this warp has written
+        fence_acq_rel_cta()                             # release: the part that this warp has written
         if shared_add_i32(segments.done, i, i32(1)) == n_here * n_parts - 1:
             fence_acq_rel_cta()                         # acquire: all the others of this block
             is_last = n_here == count
@@ -125,7 +125,7 @@ def _runs(build, pieces):
                     store_i32(finished, i32(0))
                     is_last = True
             if is_last:
-                pieces.signal(call, segment, count)
+                parts.signal(call, segment, count)
 
     @device_fn
     def run_of(segments):
@@ -150,13 +150,13 @@ def _runs(build, pieces):
             n_before, part = split(unit, n_parts)
             row, first = i32(low + n_before), i32(part * vectors)
             end = i32(min(first + vectors, n_vectors))
-            asked = pieces.ask(call, row, first, end)       # while the warp finds the row's segment
+            asked = parts.ask(call, row, first, end)       # while the warp finds the row's segment
             i = segment_of_row(segments.ends, segments.n, row)
             last_row, count = i32(segments.ends[i]), i32(segments.counts[i])
             if row >= last_row - count:             # else it is a padding row between two experts
-                pieces.send(call, (row, first, end), asked, i32(segments.first + i), i32(row - last_row + count))
+                parts.send(call, (row, first, end), asked, i32(segments.first + i), i32(row - last_row + count))
                 if signals:
-                    syncwarp()                      # the piece by all lanes, before lane 0 releases it
+                    syncwarp()                      # the part by all lanes, before lane 0 releases it
                     if lane_id() == 0:
                         n_here = i32(min(last_row, i32(low + n)) - max(i32(last_row - count), low))
                         finish(call, segments, i, count, n_here, n_parts)
@@ -165,8 +165,8 @@ def _runs(build, pieces):
     return send_run
 
 
-def _pieces(cfg, store):
-    """Namespace "pieces" of device functions of a warp. segment: index in region A. store(place, vector): a store.
+def _parts(cfg, store):
+    """Namespace "parts" of device functions of a warp. segment: index in region A. store(place, vector): a store.
 
     ask(call, row, first, end) -> (src_info, vectors from `first` on); does not wait for the loads.
     send(call, (row, first, end), asked, segment, at_row): writes vectors [first, end) of a row to their place. asked:
@@ -178,7 +178,7 @@ def _pieces(cfg, store):
     # load16_stream stays where it is; the compiler would move loads of the read-only path behind the use of src_info
     stage = copy_part(bytes_a_row, read_only=True)
     load_held, deliver = copy_in_halves(HELD, load16_stream, store, short=True)
-    ranks, tokens_per_rank, own_only = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
+    ranks, tokens_per_rank, skip_a2a = cfg.n_src_ranks, cfg.max_tokens_per_rank, cfg.skip_a2a
 
     @device_fn
     def ask(call, row, first, end):
@@ -187,11 +187,11 @@ def _pieces(cfg, store):
 
     @device_fn
     def rank_of(call, segment):
-        return i32(call.my_rank) if own_only else i32(u32(segment) % u32(ranks))
+        return i32(call.my_rank) if skip_a2a else i32(u32(segment) % u32(ranks))
 
     @device_fn
-    def send(call, piece, asked, segment, at_row):
-        (row, first, end), (src_info, held), rank = piece, asked, rank_of(call, segment)
+    def send(call, part, asked, segment, at_row):
+        (row, first, end), (src_info, held), rank = part, asked, rank_of(call, segment)
         token, k, recv_buf = i32(u32(src_info)), i32(u32(src_info >> u64(32))), to.recv_buf(call, rank)
         src = call.input_tokens + u64(row) * u64(bytes_a_row)
         # a wrong pair must not write to a peer's other memory
@@ -208,8 +208,8 @@ def _pieces(cfg, store):
     @device_fn
     def signal(call, segment, count):
         index = i32(segment - i32(u32(segment) % u32(ranks)))
-        if not own_only:
+        if not skip_a2a:
             index = i32(index + call.my_rank)
         to.signal(call, rank_of(call, segment), index, count)
 
-    return namespace("pieces", ask=ask, send=send, signal=signal)
+    return namespace("parts", ask=ask, send=send, signal=signal)

@@ -12,7 +12,7 @@ from epmoe.device import (atomic_add_relaxed_gpu_i32, device_fn, i32, lane_id, r
 from .. import formats
 from ..params import BF16_BYTES, namespace
 from ..plain import counters
-from ..plain.receive import shared_rows
+from ..plain.receive import shared_expert_share
 from ..wait import wait_for_own_blocks
 from ..status import DISPATCH_WAIT, FOR_SEND_BUF
 
@@ -23,33 +23,33 @@ def make(cfg):
     encoded(call, token): one thread counts a token as encoded, after the barrier that follows the encoding.
     put_shared(call) -> whether it had to give up: receiving blocks write the rows of group 0.
     """
-    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_rows(cfg)
+    fmt, word, share = formats.of(cfg), counters.words(cfg), shared_expert_share(cfg)
     fused, direct, decode = cfg.fused_shared_expert, fmt.direct, fmt.decode
     row_bytes, msg_bytes = cfg.hidden * BF16_BYTES, layout.message(cfg).msg_bytes
 
     @device_fn
     def encoded(call, token):
         if fused and not direct:
-            n_rows, first = share(call.num_tokens, call.my_rank)
-            if token >= first and token < first + n_rows:
+            first, n_shared = share(call.num_tokens, call.my_rank)
+            if token >= first and token < first + n_shared:
                 red_add_release_gpu_i32(word.f(call.ep_counters, 0), i32(1))      # acquired by put_shared
 
     @device_fn
     def put_shared(call):
         if not fused:
             return False
-        (n_rows, first), lane, row = share(call.num_tokens, call.my_rank), lane_id(), i32(0)
+        (first, n_shared), lane, row = share(call.num_tokens, call.my_rank), lane_id(), i32(0)
         if not direct:
             ok = True
             if thread_idx() == 0:
-                ok = wait_for_own_blocks(word.f(call.ep_counters, 0), n_rows, call.status, call.timeout_ns,
+                ok = wait_for_own_blocks(word.f(call.ep_counters, 0), n_shared, call.status, call.timeout_ns,
                                          DISPATCH_WAIT, FOR_SEND_BUF, 0)
             if syncthreads_or(not ok):                                  # thread 0 acquired for all
                 return True
-        while row < n_rows:
+        while row < n_shared:
             claimed = i32(atomic_add_relaxed_gpu_i32(word.g(call.ep_counters, 0), i32(1))) if lane == 0 else i32(0)
             row = i32(warp_broadcast_i32(claimed, 0))
-            if row < n_rows:
+            if row < n_shared:
                 payloads = call.input_tokens if direct else call.send_buf_p
                 payload = payloads + u64(row_bytes if direct else msg_bytes) * u64(first + row)
                 decode(payload, call.format_handler, formats.RowPlace(row, i32(0), row, i32(0)), 0, 1, lane)

@@ -20,16 +20,16 @@ def make(build):
     """Namespace "signals" of device functions.
 
     announce(call, n_parts, failed) -> whether to go on: one block counts the ids, announces the counts, and subtracts
-        n_parts pieces for each message. Every expert gets a word in every round, under skip_a2a only this rank's. A
+        n_parts parts for each message. Every expert gets a word in every round, under skip_a2a only this rank's. A
         count of 0 is itself the signal. failed: from failed_before.
-    finish(call, expert, n): one thread adds n pieces of messages to the expert, which were written before a barrier of
+    finish(call, expert, n): one thread adds n parts of messages to the expert, which were written before a barrier of
         the warp or block. It signals if they were the last.
     segment_of(expert): the index of `reserved` and of `finished` for messages to an expert.
     """
     cfg, mark = build.cfg, stamps.make(build.trace)
     word, to, of_ids = counters.words(cfg), peers.make(cfg), ids.make(cfg.n_experts, cfg.top_k, build.id_bytes)
-    top_k, local, own_only = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
-    n_signals = local if own_only else cfg.n_experts
+    top_k, local, skip_a2a = cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
+    n_signals = local if skip_a2a else cfg.n_experts
     window, ids_a_warp = min(build.tuning.counted_experts, n_signals), 32 // top_k * top_k
 
     @device_fn
@@ -44,7 +44,7 @@ def make(build):
     @device_fn
     def finish(call, expert, n):
         segment = segment_of(expert)
-        # release: the pieces that were written here; acquire: all the others, if these are the last
+        # release: the parts that were written here; acquire: all the others, if these are the last
         before = atomic_add_acq_rel_gpu_i32(word.finished(call.ep_counters, segment), i32(n))
         if before == -n:
             # all messages have claimed their slots, so this is their number
@@ -71,7 +71,7 @@ def make(build):
 
     @by_threads
     def announce_expert(i, call, first, wanted, n_parts):
-        """Announces the count to an expert's owner and subtracts its pieces. If there are none, it signals at once."""
+        """Announces the count to an expert's owner and subtracts its parts. If there are none, it signals at once."""
         expert, count = i32(first + i), wanted[i]
         if count == 0:
             signal(call, expert, count)
@@ -79,16 +79,16 @@ def make(build):
             if not to.is_far(call, i32(expert // local)):       # two signals there might arrive in either order
                 index = word.segment(i32(expert % local), call.my_rank)
                 to.write_word(call, i32(expert // local), index, u64(ANNOUNCED) + u64(count))
-            n_pieces = i32(count * n_parts)
+            n_all_parts = i32(count * n_parts)
             finished = word.finished(call.ep_counters, segment_of(expert))
             # release: the signal comes after the announcement; acquire: the messages, if all are written
-            if atomic_add_acq_rel_gpu_i32(finished, i32(-n_pieces)) == n_pieces:
+            if atomic_add_acq_rel_gpu_i32(finished, i32(-n_all_parts)) == n_all_parts:
                 signal(call, expert, count)
 
     @device_fn
     def announce(call, n_parts, failed):
         wanted = shared_array(window, int32)
-        first_expert = i32(call.my_rank * local) if own_only else i32(0)
+        first_expert = i32(call.my_rank * local) if skip_a2a else i32(0)
         first, end, n_ids = first_expert, i32(first_expert + n_signals), i32(call.num_tokens * top_k)
         while first < end:
             clear(window, wanted)

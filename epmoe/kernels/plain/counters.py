@@ -14,23 +14,22 @@ from epmoe.device import device_fn, i32, u64
 
 from ..params import namespace
 
-READY = 1024    # of region A: a written end row differs from an unwritten one; also the value of raised flags
-
 
 def words(cfg) -> ModuleType:
     """Namespace of device functions (ep_counters, i) -> address of a counter, and segment(local_expert, rank) -> index.
 
-    In reserved, finished, b, and the words a_end and a_count of region A, i is the index of a segment; in c a
-    local_expert; in combine_ready a block; in d, e, f, g it is 0. rank_completion counts the signals sent to place i of
-    the p2p world; no plain kernel reads it. n_async: words of the dispatch_async region, which begins with reserved.
+    In reserved, finished, b, and the words a_end (READY + end row) and a_count of region A, i is the index of a
+    segment; in c a local_expert; in combine_ready a block; in d, e, f, g it is 0. rank_completion counts the signals
+    sent to place i of the p2p world; no plain kernel reads it. n_async: words of the dispatch_async region, which
+    begins with reserved.
     """
     at = {r.name: r.offset for r in layout.counter_regions(cfg)}
-    ranks, single = cfg.n_src_ranks, cfg.skip_a2a
+    ranks, skip_a2a = cfg.n_src_ranks, cfg.skip_a2a
 
     @device_fn
     def segment(local_expert, rank):
         index = i32(local_expert)
-        if not single:
+        if not skip_a2a:
             index = i32(local_expert * ranks + rank)
         return index
 

@@ -1,18 +1,20 @@
-"""dispatch_async_kernel, dispatch_wait_kernel and dispatch_kernel, in the steps of the specification.
+"""dispatch_async_kernel, dispatch_wait_kernel and dispatch_kernel, then the steps of their sending half.
 
-Sending half. For every pair (t, k), expert = topk_ids[t, k] and dst_rank is its owner. A warp claims slot
-`reserved[local_expert, dst_rank]++`, writes the message into dst_rank's recv_buf at [local_expert, my_rank, slot], and
-then adds one to `finished` with release. For every expert a warp counts its tokens in topk_ids, waits with acquire
-until `finished` has reached that count, and writes the count into dst_rank's recv_count at [local_expert, my_rank],
-with release at system scope. That is the signal. It is sent for every expert, even if the count is 0.
+Sending half. A block takes a token t and encodes its message into send_buf. For every pair (t, k), expert =
+topk_ids[t, k] and dst_rank is its owner. A warp claims slot `reserved[local_expert, dst_rank]++`, copies the message
+into dst_rank's recv_buf at [local_expert, my_rank, slot], and then adds one to `finished` with release. For id
+-1 nothing is sent. Any other id that is invalid is treated as -1, and counted in the status words (messages.ids).
+For every expert a warp counts its tokens in topk_ids. One thread waits with acquire until `finished` has reached that
+count, and writes the count into dst_rank's recv_count at [local_expert, my_rank], with release at system scope. That is
+the signal. It is sent for every expert, even if the count is 0.
 Waiting half: receive.py. Every kernel first looks at FAILED (waits.py), and does nothing if it is set.
 
 A rank's dispatch i+1 comes after its combine_wait i. Then all peers have sent combine i, so all have read dispatch i.
 If dispatch i+1 began earlier, it could overwrite messages in a peer's recv_buf, and counts in its recv_count, that the
 peer has not read. Its waiting half would overwrite region A, which combine_async i of this rank needs.
 
-With skip_a2a (own_only here) a rank sends only to itself: the pairs and signals of its own experts. The rank axis of
-segments has length 1. The ranks divide the shared expert's rows. Combine sums the pairs of a rank's own experts.
+With skip_a2a a rank sends only to itself: the pairs and signals of its own experts. The rank axis of segments has
+length 1. The ranks divide the shared expert's rows. Combine sums the pairs of a rank's own experts.
 """
 
 from typing import NamedTuple
@@ -36,88 +38,6 @@ class Call(NamedTuple):
     status: int
     clean_topk_ids: int
     input_scale: float
-
-
-def _sending(cfg, input_type):
-    """Namespace "send": the steps of the sending half, called by all threads of every block.
-
-    messages(inputs, send_buf_p, to, ep_counters, call) sends all pairs of this rank. signals(inputs, to, ep_counters,
-    waiter) sends all counts. inputs: (input_tokens, topk_ids). to: Peers.
-    """
-    word, ids, message = counters.words(cfg), messages.ids(cfg), messages.make(cfg, input_type)
-    to_peers, share = peers.make(cfg, message.n_bytes), receive.shared_rows(cfg)
-    segment, local, top_k, slots = word.segment, cfg.n_local_experts, cfg.top_k, cfg.max_tokens_per_rank
-    own_only, fused_shared_expert, p2p_world_size = cfg.skip_a2a, cfg.fused_shared_expert, cfg.p2p_world_size
-    n_signals = local if own_only else cfg.n_experts
-
-    @device_fn
-    def send_pair(place, expert, to, ep_counters):
-        """A warp sends the message at `place` to the owner of `expert`. The ids of a token differ, so slot < slots."""
-        lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
-        i = segment(local_expert, dst_rank)
-        slot = i32(0)
-        if lane == 0:
-            slot = i32(atomic_add_relaxed_gpu_i32(word.reserved(ep_counters, i), i32(1)))
-        slot = i32(warp_broadcast_i32(slot, 0))
-        there = u64(segment(local_expert, to.my_rank)) * u64(slots) + u64(slot)     # [local_expert, my_rank, slot]
-        to_peers.write(to, dst_rank, message.at(u64(0), there), place, lane)
-        syncwarp()                                          # all lanes have written their part
-        if lane == 0:
-            red_add_release_gpu_i32(word.finished(ep_counters, i), i32(1))
-
-    @device_fn
-    def send_pairs(topk_ids, t, place, to, ep_counters, call):
-        """A block sends token t, whose message is at `place`. A warp takes every n_warps-th k."""
-        k = i32(warp_id())
-        while k < top_k:
-            expert = ids.clean(topk_ids, t, k)
-            if lane_id() == 0:
-                ids.record(topk_ids, t, k, call.status)
-                if call.clean_topk_ids != u64(0):
-                    store_i32(u64(call.clean_topk_ids) + u64(4) * u64(t * top_k + k), expert)
-            if expert >= 0 and (not own_only or expert // local == to.my_rank):
-                send_pair(place, expert, to, ep_counters)
-            k = i32(k + n_warps())
-
-    @device_fn
-    def send_messages(inputs, send_buf_p, to, ep_counters, call):
-        input_tokens, topk_ids = inputs
-        n_shared, first = share(input_tokens.shape[0], to.my_rank)
-        t = i32(block_idx())
-        while t < input_tokens.shape[0]:
-            place = message.at(send_buf_p, t)
-            message.encode(place, input_tokens, topk_ids, t, call.input_scale)
-            syncthreads()                                   # the message is whole
-            if fused_shared_expert and thread_idx() == 0 and t >= first and t < first + n_shared:
-                red_add_release_gpu_i32(word.f(ep_counters, 0), i32(1))     # F: rows of the shared expert in send_buf
-            send_pairs(topk_ids, t, place, to, ep_counters, call)
-            t = i32(t + grid_dim())
-
-    @device_fn
-    def send_signal(expert, count, to, ep_counters, waiter):
-        """One thread waits until all messages to `expert` are written, and then signals."""
-        dst_rank, local_expert = i32(expert // local), i32(expert % local)
-        i = segment(local_expert, dst_rank)
-        if waits.wait_for_counter(word.finished(ep_counters, i), count, waiter, FOR_FINISHED, i):
-            to_peers.signal(to, dst_rank, segment(local_expert, to.my_rank), count)
-            if to_peers.is_near(dst_rank, to.my_rank):
-                red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % p2p_world_size), i32(1))
-
-    @device_fn
-    def send_signals(inputs, to, ep_counters, waiter):
-        """All blocks send signals. A warp takes one expert at a time, under skip_a2a only this rank's experts."""
-        input_tokens, topk_ids = inputs
-        i = i32(block_idx() + grid_dim() * warp_id())
-        while i < n_signals:
-            expert = i
-            if own_only:
-                expert = i32(to.my_rank * local + i)
-            count = ids.count(topk_ids, i32(input_tokens.shape[0]), expert, lane_id())
-            if lane_id() == 0:
-                send_signal(expert, count, to, ep_counters, waiter)
-            i = i32(i + grid_dim() * n_warps())
-
-    return namespace("send", messages=send_messages, signals=send_signals)
 
 
 def dispatch_async_kernel(cfg, launch=None, **page):
@@ -190,3 +110,85 @@ def dispatch_kernel(cfg, launch=None, **page):
         wait.rows(out, inbox, send_buf_p, input_tokens.shape[0], waiter)
 
     return PlainKernel(cfg, options, dispatch_kernel)
+
+
+def _sending(cfg, input_type):
+    """Namespace "send": the steps of the sending half, called by all threads of every block.
+
+    messages(inputs, send_buf_p, to, ep_counters, call) sends all pairs of this rank. signals(inputs, to, ep_counters,
+    waiter) sends all counts. inputs: (input_tokens, topk_ids). to: Peers.
+    """
+    word, ids, message = counters.words(cfg), messages.ids(cfg), messages.make(cfg, input_type)
+    to_peers, share = peers.make(cfg, message.n_bytes), receive.shared_expert_share(cfg)
+    segment, local, top_k, slots = word.segment, cfg.n_local_experts, cfg.top_k, cfg.max_tokens_per_rank
+    skip_a2a, fused_shared_expert, p2p_world_size = cfg.skip_a2a, cfg.fused_shared_expert, cfg.p2p_world_size
+    n_signals = local if skip_a2a else cfg.n_experts
+
+    @device_fn
+    def send_pair(place, expert, to, ep_counters):
+        """A warp sends the message at `place` to the owner of `expert`. The ids of a token differ, so slot < slots."""
+        lane, dst_rank, local_expert = i32(lane_id()), i32(expert // local), i32(expert % local)
+        i = segment(local_expert, dst_rank)
+        slot = i32(0)
+        if lane == 0:
+            slot = i32(atomic_add_relaxed_gpu_i32(word.reserved(ep_counters, i), i32(1)))
+        slot = i32(warp_broadcast_i32(slot, 0))
+        there = u64(segment(local_expert, to.my_rank)) * u64(slots) + u64(slot)     # [local_expert, my_rank, slot]
+        to_peers.write(to, dst_rank, message.at(u64(0), there), place, lane)
+        syncwarp()                                          # all lanes have written their part
+        if lane == 0:
+            red_add_release_gpu_i32(word.finished(ep_counters, i), i32(1))
+
+    @device_fn
+    def send_pairs(topk_ids, t, place, to, ep_counters, call):
+        """A block sends token t, whose message is at `place`. A warp takes every n_warps-th k."""
+        k = i32(warp_id())
+        while k < top_k:
+            expert = ids.clean(topk_ids, t, k)
+            if lane_id() == 0:
+                ids.record(topk_ids, t, k, call.status)
+                if call.clean_topk_ids != u64(0):
+                    store_i32(u64(call.clean_topk_ids) + u64(4) * u64(t * top_k + k), expert)
+            if expert >= 0 and (not skip_a2a or expert // local == to.my_rank):
+                send_pair(place, expert, to, ep_counters)
+            k = i32(k + n_warps())
+
+    @device_fn
+    def send_messages(inputs, send_buf_p, to, ep_counters, call):
+        input_tokens, topk_ids = inputs
+        first, n_shared = share(input_tokens.shape[0], to.my_rank)
+        t = i32(block_idx())
+        while t < input_tokens.shape[0]:
+            place = message.at(send_buf_p, t)
+            message.encode(place, input_tokens, topk_ids, t, call.input_scale)
+            syncthreads()                                   # the message is whole
+            if fused_shared_expert and thread_idx() == 0 and t >= first and t < first + n_shared:
+                red_add_release_gpu_i32(word.f(ep_counters, 0), i32(1))     # F: rows of the shared expert in send_buf
+            send_pairs(topk_ids, t, place, to, ep_counters, call)
+            t = i32(t + grid_dim())
+
+    @device_fn
+    def send_signal(expert, count, to, ep_counters, waiter):
+        """One thread waits until all messages to `expert` are written, and then signals."""
+        dst_rank, local_expert = i32(expert // local), i32(expert % local)
+        i = segment(local_expert, dst_rank)
+        if waits.wait_for_counter(word.finished(ep_counters, i), count, waiter, FOR_FINISHED, i):
+            to_peers.signal(to, dst_rank, segment(local_expert, to.my_rank), count)
+            if to_peers.is_near(dst_rank, to.my_rank):
+                red_add_relaxed_gpu_i32(word.rank_completion(ep_counters, dst_rank % p2p_world_size), i32(1))
+
+    @device_fn
+    def send_signals(inputs, to, ep_counters, waiter):
+        """All blocks send signals. A warp takes one expert at a time, under skip_a2a only this rank's experts."""
+        input_tokens, topk_ids = inputs
+        i = i32(block_idx() + grid_dim() * warp_id())
+        while i < n_signals:
+            expert = i
+            if skip_a2a:
+                expert = i32(to.my_rank * local + i)
+            count = ids.count(topk_ids, i32(input_tokens.shape[0]), expert, lane_id())
+            if lane_id() == 0:
+                send_signal(expert, count, to, ep_counters, waiter)
+            i = i32(i + grid_dim() * n_warps())
+
+    return namespace("send", messages=send_messages, signals=send_signals)

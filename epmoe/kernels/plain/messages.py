@@ -11,11 +11,11 @@ from epmoe.device import (address_of, block_dim, device_fn, i32, lane_id, load16
                           store_u32, thread_idx, u32, u64, warp_id, warp_sum_i32)
 
 from .. import elements, formats
+from ..ids import NO_EXPERT
+from ..params import LANES
 from ..status import BAD_IDS, REPEATED_IDS, record_bad_id
 from .counters import namespace
 
-NO_EXPERT = -1
-LANES = 32
 INPUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 

@@ -1,4 +1,4 @@
-"""The wait half of dispatch: awaits signals, numbers rows, decodes messages into rows of the output. Steps: `make`."""
+"""The waiting half of dispatch: awaits signals, numbers rows, and decodes messages into rows. `make` lists its steps."""
 
 from types import ModuleType
 from typing import NamedTuple
@@ -7,15 +7,16 @@ from epmoe.device import (address_of, atomic_add_acq_rel_gpu_i32, atomic_add_rel
                           device_fn, grid_dim, i32, int32, lane_id, load_i32, n_warps, shared_array,
                           st_release_gpu_i32, store_i32, syncthreads, syncthreads_or, thread_idx, u64,
                           warp_broadcast_i32, warp_id, warp_inclusive_sum_i32)
+from epmoe_ref.config import READY
 
 from .. import formats
 from ..formats import RowPlace
 from ..formats.nv_block_scaled import TILE_ROWS as SCALE_ROWS
+from ..params import LANES
 from ..status import FOR_READY, FOR_SEND_BUF
 from . import counters, messages, waits
-from .counters import READY, namespace
+from .counters import namespace
 
-LANES = 32
 TILE_ROWS = 128     # that a block claims together
 
 
@@ -38,40 +39,40 @@ class Inbox(NamedTuple):
     my_rank: int
 
 
-def shared_rows(cfg):
-    """Device function (num_tokens, my_rank) -> (rows of the shared expert on this rank, their first token).
+def shared_expert_share(cfg):
+    """Device function (num_tokens, my_rank) -> (first, n_shared), this rank's tokens for the shared expert.
 
-    Under skip_a2a the ranks of allreduce_world_size share the tokens; else a rank takes all its own.
+    Under skip_a2a the ranks of allreduce_world_size share the tokens. Otherwise a rank takes all of its own.
     """
-    fused, divided, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
+    fused, skip_a2a, world = cfg.fused_shared_expert, cfg.skip_a2a, cfg.allreduce_world_size
 
     @device_fn
     def share(num_tokens, my_rank):
         if not fused:
             return i32(0), i32(0)
-        if not divided:
-            return i32(num_tokens), i32(0)
+        if not skip_a2a:
+            return i32(0), i32(num_tokens)
         r = i32(my_rank % world)
-        n_rows = i32((num_tokens + world - r - 1) // world)
-        return n_rows, i32(r * (num_tokens // world) + min(r, i32(num_tokens % world)))
+        n_shared = i32((num_tokens + world - r - 1) // world)
+        return i32(r * (num_tokens // world) + min(r, i32(num_tokens % world))), n_shared
 
     return share
 
 
 def make(cfg) -> ModuleType:
-    """Namespace "receive": all blocks call rows(out, inbox, send_buf_p, num_tokens, waiter), the wait half. Its steps:
+    """Namespace "receive": all blocks call rows(out, inbox, send_buf_p, num_tokens, waiter), the waiting half. Steps:
 
     await_signals: block 0 awaits all counts, writes them into region A, resets recv_count. Returns whether all came.
     number_rows: block 0 writes B, zeroes C, writes row_offsets and expert_ids, raises E, writes the end rows of A.
     await_rows: every block waits until E is raised. Returns whether it was.
-    copy_shared: copies the shared expert's rows from send_buf once F counts them. A warp claims rows by fetch-add on G.
-    copy_tiles: copies the routed rows, one expert at a time. A block claims tiles of 128 rows by fetch-add on C.
+    put_shared: decodes the shared expert's rows from send_buf once F counts them. A warp claims rows by fetch-add on G.
+    put_tiles: decodes the routed rows, one expert at a time. A block claims tiles of 128 rows by fetch-add on C.
     fill_rest: writes unused scales of a tile and src_info of padding rows, which no message fills.
     clear_counters: the last block to count itself in D zeroes the counters that counters.py lists.
 
     A group is the rows of one expert. With fused_shared_expert group 0 is the shared expert, else local expert 0.
     """
-    fmt, word, message, share = formats.of(cfg), counters.words(cfg), messages.make(cfg), shared_rows(cfg)
+    fmt, word, message, share = formats.of(cfg), counters.words(cfg), messages.make(cfg), shared_expert_share(cfg)
     local, ranks, slots = cfg.n_local_experts, cfg.n_src_ranks, cfg.max_tokens_per_rank
     groups, front, pad = cfg.n_groups, int(cfg.fused_shared_expert), fmt.pad_rows    # front: groups before the routed ones
     of_handler, tiles_before = handler_words(fmt), tiles_of(fmt)
@@ -148,13 +149,13 @@ def make(cfg) -> ModuleType:
     def await_rows(inbox, waiter):
         ok = True
         if thread_idx() == 0:
-            behind = waits.behind_another(waiter)
-            ok = waits.wait_for_counter(word.e(inbox.ep_counters, 0), READY, behind, FOR_READY, 0)
+            longer = waits.with_longer_timeout(waiter)
+            ok = waits.wait_for_counter(word.e(inbox.ep_counters, 0), READY, longer, FOR_READY, 0)
         return not syncthreads_or(not ok)       # what thread 0 acquired, all threads of the block see
 
     @device_fn
-    def copy_shared(out, inbox, send_buf_p, num_tokens, waiter):
-        n_rows, first = share(num_tokens, inbox.my_rank)
+    def put_shared(out, inbox, send_buf_p, num_tokens, waiter):
+        first, n_rows = share(num_tokens, inbox.my_rank)
         ok = True
         if thread_idx() == 0 and n_rows > 0:
             ok = waits.wait_for_counter(word.f(inbox.ep_counters, 0), n_rows, waiter, FOR_SEND_BUF, 0)
@@ -185,7 +186,7 @@ def make(cfg) -> ModuleType:
         return i32(claimed[0])
 
     @device_fn
-    def copy_row(out, inbox, local_expert, j):
+    def put_routed(out, inbox, local_expert, j):
         """A warp decodes row j of a local expert. The expert's rows are counted over ascending src_ranks."""
         src_rank, before = i32(0), i32(0)
         end = i32(load_i32(word.b(inbox.ep_counters, i32(local_expert * ranks))))
@@ -204,7 +205,7 @@ def make(cfg) -> ModuleType:
             out.src_info[row, 1] = message.k_of(place, i32(inbox.my_rank * local + local_expert))
 
     @device_fn
-    def copy_tiles(out, inbox):
+    def put_tiles(out, inbox):
         step = i32(0)
         while step < local:
             local_expert = i32((block_idx() + step) % local)
@@ -215,7 +216,7 @@ def make(cfg) -> ModuleType:
             while tile * TILE_ROWS < n_rows:
                 j = i32(tile * TILE_ROWS + warp_id())
                 while j < n_rows and j < (tile + 1) * TILE_ROWS:
-                    copy_row(out, inbox, local_expert, j)
+                    put_routed(out, inbox, local_expert, j)
                     j = i32(j + n_warps())
                 tile = claim_tile(inbox, local_expert)
             step = i32(step + 1)
@@ -255,11 +256,11 @@ def make(cfg) -> ModuleType:
 
     @device_fn
     def rows(out, inbox, send_buf_p, num_tokens, waiter):
-        n_shared, first = share(num_tokens, inbox.my_rank)
+        _, n_shared = share(num_tokens, inbox.my_rank)
         if block_idx() == 0 and await_signals(inbox, waiter):
             number_rows(out, inbox, n_shared)
-        if await_rows(inbox, waiter) and copy_shared(out, inbox, send_buf_p, num_tokens, waiter):
-            copy_tiles(out, inbox)
+        if await_rows(inbox, waiter) and put_shared(out, inbox, send_buf_p, num_tokens, waiter):
+            put_tiles(out, inbox)
             fill_rest(out, inbox, n_shared)
             clear_counters(inbox)
 

@@ -1,4 +1,4 @@
-"""Bounded waits. Every loop that polls memory is one of these two, and gives up after the timeout.
+"""Bounded waits. The plain kernels poll memory in wait_for_signal and wait_for_counter, which give up after the timeout.
 
 A wait that gives up records what it waited for in the status words, and raises FAILED there, which ends every other
 wait of this rank, in this launch and in later ones.
@@ -10,10 +10,9 @@ from epmoe.device import (block_dim, device_fn, globaltimer, i32, ld_acquire_gpu
                           syncthreads_or, thread_idx, u64)
 from epmoe.layout import MAX_FINITE
 
-from ..wait import gives_up
 from ..status import FOR_RECV_COUNT, record_expired
+from ..wait import POLLS_PER_LOOK, gives_up
 
-POLLS_PER_LOOK = 32     # polls between two looks at the clock and at FAILED
 LONGER_NS = 1_000_000_000   # added to the timeout of a wait for block 0
 
 
@@ -26,8 +25,8 @@ class Waiter(NamedTuple):
 
 
 @device_fn
-def behind_another(waiter):
-    """For waiting for a flag of block 0: lasts longer, so block 0 gives up first and records the missing signal."""
+def with_longer_timeout(waiter):
+    """For a wait for a flag of block 0: block 0 then gives up first, and records which signal is missing."""
     return Waiter(waiter.status, u64(waiter.timeout_ns) + u64(LONGER_NS), waiter.phase)
 
 
