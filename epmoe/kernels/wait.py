@@ -1,4 +1,4 @@
-"""Bounded waits: each ends after the timeout, by the device's clock. Spins that are written elsewhere use gives_up, too.
+"""Bounded waits: each ends after the timeout, by the device's clock. Spins elsewhere end by gives_up, too.
 
 A wait gives up when its own time is over, which it records in the status region, or when another wait of this rank has
 failed. FAILED is the only abort flag: it ends all waits of the rank, in this launch and in later ones.

@@ -86,8 +86,8 @@ def _beginning(build):
     return peers.beginning(build, parameter_block(build.cfg), build.args)
 
 
-def _finishing(build):
-    """(n_flags, clear, finish). finish(call, flags): steps 3 to 5. flags: shared int32 [n_flags], cleared first."""
+def _waiting(build):
+    """(n_flags, clear, wait_and_reduce(call, flags): steps 3 to 5). flags: shared int32 [n_flags], cleared first."""
     mark = stamps.make(build.trace, by_caller=build.signals)
     if not build.signals:
         reduce_tokens, await_begun = reduce.make(build, await_rows.without_signals(build)), await_rows.await_begun(build.cfg)
@@ -104,14 +104,14 @@ def _finishing(build):
     reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
 
     @device_fn
-    def finish(call, flags):
+    def wait_and_reduce(call, flags):
         if polls.poll(call, flags):
             leave(call)
             if lane_id() == 0:
                 mark(call, stamps.LEFT)
         reduce_tokens(call, flags)
 
-    return polls.n_flags, polls.clear, finish
+    return polls.n_flags, polls.clear, wait_and_reduce
 
 
 @lru_cache(CACHED)
@@ -128,28 +128,28 @@ def _compile_async(build):
 
 @lru_cache(CACHED)
 def _compile_wait(build):
-    begin, (n_flags, clear, finish) = _beginning(build), _finishing(build)
+    begin, (n_flags, clear, wait_and_reduce) = _beginning(build), _waiting(build)
 
     @kernel(max_threads=build.threads, words=build.n_words)
     def combine_wait(params, num_tokens, my_rank):
         call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
         clear(flags)
         if not syncthreads_or(failed_before(call.status)):
-            finish(call, flags)
+            wait_and_reduce(call, flags)
 
     return combine_wait
 
 
 @lru_cache(CACHED)
 def _compile_fused(build):
-    begin, send, (n_flags, clear, finish) = _beginning(build), send_back.make(build), _finishing(build)
+    begin, send, (n_flags, clear, wait_and_reduce) = _beginning(build), send_back.make(build), _waiting(build)
 
     @kernel(max_threads=build.threads, words=build.n_words, shmem=peers.crosses_worlds(build.cfg))
     def combine(params, num_tokens, my_rank):
         call, flags = begin(params, num_tokens, my_rank), shared_array(n_flags, int32)
         clear(flags)                        # there is a barrier in send
         if not send(call, failed_before(call.status)):
-            finish(call, flags)
+            wait_and_reduce(call, flags)
 
     return combine
 

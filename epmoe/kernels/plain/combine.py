@@ -177,7 +177,7 @@ def _reduce(cfg, options):
     row_bytes, top_k, local, skip_a2a = combine_msg_bytes(cfg), cfg.top_k, cfg.n_local_experts, cfg.skip_a2a
     n_vectors, fused_shared_expert, per_vector = row_bytes // 16, cfg.fused_shared_expert, vectors.n
     router_weights = device_fn(options.router_weights or arguments.given_weights)
-    finish, stores = _finish(options, vectors)
+    apply_epilogue, stores = _epilogue(options, vectors)
 
     @device_fn
     def takes_part(topk_ids, t, k, my_rank):
@@ -216,7 +216,7 @@ def _reduce(cfg, options):
                 q = summed(inbox, topk_ids, t, i, functions_args[0])
                 if fused_shared_expert:
                     q = with_shared_expert(q, shared_rows, i32(t - first), n_shared, i)
-                q = finish(t, i32(i * per_vector), q, functions_args[1])
+                q = apply_epilogue(t, i32(i * per_vector), q, functions_args[1])
                 if stores:
                     store16(out + u64(t) * u64(row_bytes) + u64(16 * i), q[0], q[1], q[2], q[3])
                 i = i32(i + block_dim())
@@ -241,8 +241,8 @@ def _reduce(cfg, options):
     return copy_unreduced if options.router_weights is None else reduce
 
 
-def _finish(options, vectors):
-    """(finish, stores). finish: device function (token, col, vector, args) -> vector; stores: whether reduce stores it.
+def _epilogue(options, vectors):
+    """(apply, stores). apply: device function (token, col, vector, args) -> vector; stores: whether reduce stores it.
 
     epilogue_fn returns each element's value. elementwise_lambda_fn stores it itself, and then reduce stores nothing.
     """
@@ -262,7 +262,7 @@ def _finish(options, vectors):
     each = vectors.each(value_of if stores else store)
 
     @device_fn
-    def finish(token, col, vector, args):
+    def apply(token, col, vector, args):
         return vectors.pack(each(token, col, vectors.unpack(vector), args))
 
-    return finish, stores
+    return apply, stores

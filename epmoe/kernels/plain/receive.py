@@ -1,4 +1,4 @@
-"""The waiting half of dispatch: awaits signals, numbers rows, and decodes messages into rows. `make` lists its steps."""
+"""The waiting half of dispatch: awaits signals, numbers rows, decodes messages into rows. `make` lists its steps."""
 
 from types import ModuleType
 from typing import NamedTuple

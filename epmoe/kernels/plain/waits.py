@@ -1,4 +1,4 @@
-"""Bounded waits. The plain kernels poll memory in wait_for_signal and wait_for_counter, which give up after the timeout.
+"""Bounded waits. Plain kernels poll memory in wait_for_signal and wait_for_counter, which give up after the timeout.
 
 A wait that gives up records what it waited for in the status words, and raises FAILED there, which ends every other
 wait of this rank, in this launch and in later ones.
