@@ -115,7 +115,7 @@ def raise_if_bad_ids(words, cfg: EPConfig, rank: int):
     rule = "which this token selects already" if inside else f"outside [0, n_experts={cfg.n_experts})"
     raise EPValueError(f"rank {rank}: topk_ids[{words[BAD_TOKEN] - 1}, {words[BAD_K]}] is {value}, {rule}; "
                        f"{outside} ids outside the range and {repeated} repeated ids were treated as -1 (no expert): "
-                       "give each token distinct ids, and -1 for empty slots")
+                       "give each token distinct ids, and -1 where there is no expert")
 
 
 def _missing_signals(cfg, rank, index, recv_count):

@@ -93,9 +93,9 @@ HARMLESS = {
     "plain/dispatch.py _sending.send_messages: swap: if fused_shared_expert and thread_idx() == 0 and (t >= first / "
     "send_pairs(topk_ids, t, place, to, ep_counters, call)": "F says that the token is encoded, and the barrier before both ensures that; the token may be counted later",
     "pairs/dispatch.py _compile_wait.dispatch_wait: swap: call = begin(params, num_tokens, my_rank) / griddep_wait()": SOONER,
-    "pairs/few_tokens.py make.describe: swap: if expert >= 0 and expert // local == dst_rank: / if dst_rank == "
+    "pairs/few_tokens.py make.add_token: swap: if expert >= 0 and expert // local == dst_rank: / if dst_rank == "
     "call.my_rank:": OTHERS,
-    "pairs/few_tokens.py make.describe: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32("
+    "pairs/few_tokens.py make.add_token: swap: shared_add_i32(low, i32(expert % local), add_low) / shared_add_i32("
     "high, i32(expert % local), add_high)": OTHERS,
     "pairs/few_tokens.py make.send_to: swap: if warp_id() == 0: / while token < call.num_tokens:": "the fence orders payloads before the words; the barrier after both covers ids and their sums, which others read only "
     "after it",

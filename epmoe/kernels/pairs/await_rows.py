@@ -63,15 +63,15 @@ def loading(cfg, load):
 # eight(call, flags, rows, first) -> (vectors of k = first .. first + 7, whether they came). flags: of `polling`.
 # all_signals(flags, rows) -> whether all came: for rows that are not summed, which need signals.
 
-def after_signals(cfg, next_come):
-    """Namespace "take": loads rows when their signals have arrived. next_come: of `polling`."""
+def after_signals(cfg, next_arrived):
+    """Namespace "take": loads rows when their signals have arrived. next_arrived: of `polling`."""
     load_those, none_held = loading(cfg, load16), no_vectors(AT_ONCE)
 
     @device_fn
     def all_signals(flags, rows):
         wanted, came = rows.wanted, u32(0xFFFFFFFF)
         while wanted != u32(0) and came != u32(0):
-            came = next_come(flags, rows.segment, wanted)
+            came = next_arrived(flags, rows.segment, wanted)
             wanted = u32(wanted & ~came)
         return came != u32(0)
 
@@ -80,7 +80,7 @@ def after_signals(cfg, next_come):
         held = none_held()
         wanted, came = u32(rows.wanted & u32(u32((1 << AT_ONCE) - 1) << u32(first))), u32(1)
         while wanted != u32(0) and came != u32(0):
-            came = u32(next_come(flags, rows.segment, wanted))
+            came = u32(next_arrived(flags, rows.segment, wanted))
             held = load_those(u32(came >> u32(first)), first, rows.place, held)
             wanted = u32(wanted & ~came)
         return held, came != u32(0)
@@ -166,7 +166,7 @@ def polling(build):
     poll(call, flags): called by all threads of a block. The polling warps, the last ones, return when they have seen
         their words or given up, the others at once. The very last warp waits for all polling warps. It alone gets True,
         if all words came; its lane 0 has then acquired them.
-    next_come(flags, segment, wanted) -> those of the lanes in `wanted`, as bits, whose words have come; called by a
+    next_arrived(flags, segment, wanted) -> those of the lanes in `wanted`, as bits, whose words have come; called by a
         warp, each lane with a word's index. It waits until some have come, and acquires for the whole warp what peers
         wrote before these signals. It returns 0 if the block's polling warps gave up.
     """
@@ -233,7 +233,7 @@ def polling(build):
         return up
 
     @device_fn
-    def next_come(flags, segment, wanted):
+    def next_arrived(flags, segment, wanted):
         flag = i32(segment % n_counts)
         up = has(wanted, lane_id()) and is_up(flags, flag)
         come = u32(ballot(up))
@@ -247,4 +247,4 @@ def polling(build):
         return come
 
     return namespace("polls", clear=device_fn(lambda flags: clear(done + 1, flags)), n_flags=done + 1, poll=poll,
-                     next_come=next_come)
+                     next_arrived=next_arrived)

@@ -101,7 +101,7 @@ def _waiting(build):
         return 1, device_fn(lambda flags: None), reduce_and_leave
 
     polls, leave = await_rows.polling(build), signal.resetting(build.cfg, send_back.REGION_A)
-    reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_come))
+    reduce_tokens = reduce.make(build, await_rows.after_signals(build.cfg, polls.next_arrived))
 
     @device_fn
     def wait_and_reduce(call, flags):

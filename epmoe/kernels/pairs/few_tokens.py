@@ -102,7 +102,7 @@ def make(build):
             unit = i32(unit + n_warps())
 
     @device_fn
-    def describe(call, value, token, dst_rank, low, high):
+    def add_token(call, value, token, dst_rank, low, high):
         """A warp cleans a token's ids, and adds the token to the words of its experts at dst_rank."""
         lane = i32(lane_id())
         expert = of_ids.clean(value, i32(0), lane)
@@ -136,7 +136,7 @@ def make(build):
         if warp_id() == 0:
             fence_acq_rel_sys()                 # one release for all words: each release awaits the peer
         while token < call.num_tokens:
-            describe(call, value, token, dst_rank, low, high)
+            add_token(call, value, token, dst_rank, low, high)
             token = i32(token + n_warps())
             value = id_of(call, token)
         mark(call, stamps.CLAIMED)

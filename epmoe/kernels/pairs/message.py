@@ -5,7 +5,7 @@ another message of the same token to the same rank, the word refers to that mess
 places [local_expert, src_rank, slot] of recv_buf.
 
 Packed signals: if a rank has at most 8 tokens, words of recv_count describe its messages, which then have no
-trailers. A word of DESCRIBED holds how many messages go to the expert, which tokens, and k of each. Its bits, from the
+trailers. A packed signal holds how many messages go to the expert, of which tokens, and k of each. Its bits, from the
 lowest: count (4) | a bit for each token (8) | k of tokens 0 to 2 (5 each) | unused (5) | k of tokens 3 to 7 (5 each) |
 DESCRIBED. Messages are in the order of their tokens. The payload of token t, for all of its experts, is in row [local
 expert 0, src_rank, t] of recv_buf.
@@ -111,8 +111,8 @@ def word_of(low, high):
 @device_fn
 def count_of(word):
     """The number of messages, from any word that holds it: announced, plain or packed."""
-    is_described = (word & u64(DESCRIBED)) != u64(0)
-    return i32(u32(word & u64(15))) if is_described else i32(u32(word))     # without ANNOUNCED
+    is_packed = (word & u64(DESCRIBED)) != u64(0)
+    return i32(u32(word & u64(15))) if is_packed else i32(u32(word))     # without ANNOUNCED
 
 
 @device_fn

@@ -156,8 +156,8 @@ def _rows(build, off):
 
         word: the segment's word of recv_count.
         """
-        lane, id16, is_described = i32(lane_id()), i32(0), word >= u64(DESCRIBED)
-        if is_described:
+        lane, id16, is_packed = i32(lane_id()), i32(0), word >= u64(DESCRIBED)
+        if is_packed:
             src_index, (token, k) = i32(segment % ranks), message.message_of(word, slot)
             payload = msg.at(call.recv_buf_p, src_index, token)         # of local expert 0
         else:
@@ -169,7 +169,7 @@ def _rows(build, off):
                 payload = u64(call.recv_buf_p + u64(reference - u32(1)) * u64(msg.n_bytes))
         decode(payload, call.format_handler, row, part, n_parts, lane)
         if part == 0:
-            if not is_described:
+            if not is_packed:
                 k = lowest(ballot(id16 == i32(call.my_rank * local + row.group - front)))     # of the row's expert
             if lane < 2:
                 store_i32(call.src_info + u64(4) * u64(2 * row.row + lane), k if lane == 1 else token)

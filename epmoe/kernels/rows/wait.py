@@ -90,4 +90,4 @@ def raise_if_bad_ids(words, rank: int):
         raise EPValueError(
             f"rank {rank}: token_indices[{words[status.BAD_TOKEN] - 1}, {words[status.BAD_K]}] is "
             f"{words[status.BAD_ID]}; {outside} ids outside [0, num_experts) and {repeated} repeated ids were "
-            "treated as -1 (no expert): give each token distinct ids, and -1 for empty slots")
+            "treated as -1 (no expert): give each token distinct ids, and -1 where there is no expert")
