@@ -1,7 +1,6 @@
 """ExpertParallel: dispatch and combine for the ranks of this process."""
 
 import weakref
-from threading import get_ident
 
 from epmoe.host import inputs, rank_memory
 from epmoe.host.combine_phase import CombinePhase
@@ -233,6 +232,7 @@ class ExpertParallel:
             )
         return self._engine.trace()
 
+    @part_of_round
     def close(self, *, collective=True):
         """Free everything; results that are still in use keep their memory. Leaving the context manager calls it.
 
@@ -242,18 +242,9 @@ class ExpertParallel:
         recorded and no call has raised yet, unless another error came before. EPStateError while another thread is in a
         call.
         """
-        rounds = self._rounds
-        try:
-            rounds.free.pop()
-        except IndexError:
-            if rounds.thread != get_ident():  # else an exception has interrupted this thread's call
-                rounds.refuse("close")
-        try:
-            self._leave.detach()
-            if rounds.state != "closed":
-                self._engine.close(collective)
-        finally:
-            rounds.free[:] = (True,)
+        self._leave.detach()
+        if self._rounds.state != "closed":
+            self._engine.close(collective)
 
     def __enter__(self):
         return self

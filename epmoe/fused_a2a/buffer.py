@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 
 import numpy as np
@@ -245,9 +246,12 @@ class Buffer(GroupMemory):
         """Free everything; memory of results in use is freed when they are dropped. Collective by default.
 
         After an error on some ranks only, call reset() on all first, or close(collective=False): the others would wait.
+        EPStateError while another thread is in a call.
         """
-        if self.closed:
-            return
+        if not self.closed:
+            self.call("close", partial(self._close, collective))
+
+    def _close(self, collective):
         self.closed, together = True, False
         self.changed()
         try:

@@ -61,8 +61,8 @@ class Turn:
         self.free, self.thread = [True], None
 
     def refuse(self, call):
-        """Raise EPStateError: a call is under way. Allow reset() from its thread, which may have been interrupted."""
-        if call != "reset" or self.thread != get_ident():
+        """Raise EPStateError: a call is under way. Its thread may call reset() and close(): it may have been interrupted."""
+        if call not in ("reset", "close") or self.thread != get_ident():
             raise EPStateError(
                 f"{call}: another call is under way, in another thread or around a function of yours: make calls one after "
                 "another, or give each thread a world of its own"

@@ -51,9 +51,10 @@ def test_rows_from_two_threads_at_once_are_refused(monkeypatch, x, ids):
     def launch_beside_a_thread(*arguments, **options):
         if not said:
             said.append("")
-            said[0] = in_a_thread(dispatch)
+            said[:] = map(in_a_thread, (dispatch, fused_a2a.get_buffer(world, 0).close))
         return launch(*arguments, **options)
 
     monkeypatch.setattr(world.machine, "launch", launch_beside_a_thread)
     assert same_bits(dispatch()[0], want)
-    assert said[0].startswith(f"EPStateError: fused_dispatch: {UNDER_WAY}")
+    for s, name in zip(said, ("fused_dispatch", "close"), strict=True):
+        assert s.startswith(f"EPStateError: {name}: {UNDER_WAY}")
