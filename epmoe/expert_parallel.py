@@ -5,11 +5,11 @@ import weakref
 from epmoe.host import inputs, rank_memory
 from epmoe.host.combine_phase import CombinePhase
 from epmoe.host.dispatch_phase import DispatchPhase
-from epmoe.host.engine import Engine, kernels_named
+from epmoe.host.engine import Engine
 from epmoe.host.rounds import part_of_round
 from epmoe.host.silu_phase import fused_silu
-from epmoe.kernels.launch import check_limits
-from epmoe_ref.config import MAX_GPUS_PER_NODE, EPConfig
+from epmoe.worlds.time_limit import seconds
+from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPStateError, EPValueError
 
 
@@ -55,17 +55,8 @@ class ExpertParallel:
         if getattr(fused, "shape", ()) or fused not in (True, False):
             raise EPValueError(f"fused={fused!r} must be True or False")
         self.cfg, self.world = cfg, world
-        if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
-            raise EPValueError(
-                f"EPConfig.p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE} for the kernels: make "
-                "p2p worlds smaller, with use_shmem=True (or skip_a2a=True)"
-            )
-        if _factories is None and kernels_named(kernels, world.machine) == "fast":
-            check_limits(cfg)
-        self.timeout, self.fused = inputs.seconds("timeout", timeout), bool(fused)
-        # fast kernels combine by other words of memory if they are fused
-        world.same("ExpertParallel", {"fused": self.fused}, self.timeout)
-        self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories)
+        self.timeout, self.fused = seconds("timeout", timeout), bool(fused)
+        self._engine = Engine(cfg, world, launch, self.timeout, kernels, _factories, self.fused)
         self.kernels = self._engine.kernels
         self._rounds = self._engine.rounds
         self._dispatch = DispatchPhase(self._engine)

@@ -21,6 +21,7 @@ from epmoe.kernels.rows import mailbox, wait
 from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
 from epmoe.kernels.rows.shape import parameter_block
 from epmoe.kernels.stamps import TraceBuffers
+from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
 MOST_PLANS = 1024
@@ -63,7 +64,7 @@ class Buffer(GroupMemory):
     remedy = "reset() of the Buffer"  # what to call after an error
 
     def __init__(self, group, *, timeout=30.0, launch=None):
-        timeout, stream = inputs.seconds("timeout", timeout), group.stream_of(group.ranks[0])
+        timeout, stream = seconds("timeout", timeout), group.stream_of(group.ranks[0])
         self.capture = stream.capture
         # (number of the GPU, handle): epmoe.torch compares it with torch's current stream
         self.stream = getattr(group.machine, "ordinal", 0), int(getattr(stream, "handle", 0))
@@ -87,8 +88,8 @@ class Buffer(GroupMemory):
         return self._timeout
 
     @timeout.setter
-    def timeout(self, seconds):
-        self._timeout = inputs.seconds("timeout", seconds)
+    def timeout(self, value):
+        self._timeout = seconds("timeout", value)
         self.changed()
 
     # ------------------------------------------------------------------ calls

@@ -12,6 +12,7 @@ from epmoe.host.placing import Placing
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, Wanted, lamport, status
+from epmoe.kernels.launch import check_limits
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
@@ -58,11 +59,12 @@ class Engine:
     kernels: "plain", "fast" or None. factories: a module of factories to use instead of epmoe.kernels, or None.
     """
 
-    def __init__(self, cfg: EPConfig, world, launch, timeout, kernels, factories):
+    def __init__(self, cfg: EPConfig, world, launch, timeout, kernels, factories, fused):
         self.cfg, self.world, self.machine, self.timeout = cfg, world, world.machine, timeout
         self.lists = world.lists
         self.launch = LaunchConfig() if launch is None else launch
         self.kernels = "fast" if factories else kernels_named(kernels, self.machine)
+        check_limits(cfg, self.kernels)
         if self.kernels == "plain" and self.launch.trace:
             raise EPValueError("launch=LaunchConfig(trace=True): only the fast kernels write stamps; kernels='fast'")
         first = world.ranks[0]
@@ -81,7 +83,8 @@ class Engine:
                 f"use_shmem=True: {type(world).__name__} does not reach ranks of other p2p worlds here; use a ShmemWorld, "
                 "or a LocalWorld in the simulator"
             )
-        world.agree(cfg, timeout, kernels=self.kernels)
+        # fused fast kernels combine by other words of memory than split ones
+        world.agree(cfg, timeout, kernels=self.kernels, fused=fused)
         words = layout.named_words(cfg)
         self._memory = world.allocate(layout.total_bytes(cfg), "epmoe", words, timeout)
         if cfg.use_shmem:

@@ -10,7 +10,6 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import VECTOR_BYTES, Array, view
-from epmoe.worlds.time_limit import seconds as seconds
 from epmoe_ref.errors import EPValueError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -56,14 +56,14 @@ class LaunchConfig:
         return self.n_sms or (SIMULATOR_BLOCKS if SIM else max(2, machine.n_sms))
 
 
-def check_limits(cfg: EPConfig) -> None:
-    """Raises EPValueError for a configuration that these kernels do not support."""
-    if cfg.top_k > MAX_TOP_K:
+def check_limits(cfg: EPConfig, kernels="fast") -> None:
+    """Raises EPValueError for a configuration that these kernels, "fast" or "plain", do not support."""
+    if kernels == "fast" and cfg.top_k > MAX_TOP_K:
         raise EPValueError(f"top_k={cfg.top_k} must be at most {MAX_TOP_K} for the fast kernels: one lane of a warp "
                            "holds one k; the plain kernels take more")
     if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
         raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} must be at most {MAX_GPUS_PER_NODE} "
-                           "(MAX_GPUS_PER_NODE): use more p2p worlds")
+                           "for the kernels: make p2p worlds smaller, with use_shmem=True (or skip_a2a=True)")
 
 
 class Wanted(NamedTuple):
