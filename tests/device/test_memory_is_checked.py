@@ -212,6 +212,7 @@ def test_addresses_wrap_as_registers_do(machine):
         device.prefetch(at)
         stage = device.dynamic_shared() + u32(32) + u32(-16)
         device.shared_store_i32(stage, 3)
+        device.fence_proxy_async()
         device.bulk_store(at, stage, 16)
         device.bulk_commit()
         device.bulk_wait()
