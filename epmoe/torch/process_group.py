@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from epmoe import device
-from epmoe.host import inputs
 from epmoe.torch.store_exchange import StoreExchange, count, store_of
 from epmoe.worlds import agreement
 from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
+from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPStateError, EPValueError, UnavailableError
 
 _worlds = weakref.WeakKeyDictionary()  # process group -> ProcessGroupWorld
@@ -32,7 +32,7 @@ class ProcessGroupWorld(MPIWorld):
     """
 
     def __init__(self, group=None, *, stream=None, copies=None, timeout=600.0):
-        group, self.copies, self.timeout = _checked(group), copies, inputs.seconds("timeout", timeout)
+        group, self.copies, self.timeout = _checked(group), copies, seconds("timeout", timeout)
         if group in _worlds and (stream is not None or copies is not None):
             raise EPStateError(
                 "this process group has a world already, which its first call made, or an earlier ProcessGroupWorld: "
