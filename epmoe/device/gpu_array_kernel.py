@@ -118,9 +118,6 @@ class ArrayKernel:
         if hasattr(machine, "kernels"):
             machine.prepare(kernel)
             return
-        most = self.max_threads
-        if not 1 <= block <= most or block % 32:
-            raise EPValueError(f"block={block} threads: {self.name} takes a multiple of 32 up to {most}")
         resident = self.resident_blocks(values, block)
         if not 1 <= grid <= resident:
             raise EPValueError(

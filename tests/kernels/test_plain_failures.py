@@ -88,6 +88,13 @@ def test_the_number_and_the_names_of_arguments_are_checked():
         kernel[2, 64, stream](*arguments, weights=1)
 
 
+@pytest.mark.parametrize("grid, block", [(0, 64), ("2", 64), (2, 40), (2, 0), (2, 2048), (2.5, 32)])
+def test_grids_and_blocks_are_whole_warps(grid, block):
+    arguments, _, stream = hand_made()
+    with pytest.raises(EPValueError, match=r"dispatch_kernel\[.*at least 1, .*a multiple of 32 and at most 1024"):
+        plain.dispatch_kernel(CFG)[grid, block, stream](*arguments)
+
+
 def test_buffers_that_are_too_small_are_seen_where_they_are_written():
     arguments, machine, stream = hand_made()
     arguments[6] = np.zeros(8, np.uint8)

@@ -11,11 +11,10 @@ import numpy as np
 
 from epmoe import layout
 from epmoe.host.arrays import Array, view
-from epmoe_ref.config import MAX_GPUS_PER_NODE
 from epmoe_ref.errors import EPValueError
 
 from .. import formats
-from ..launch import LaunchConfig
+from ..launch import LaunchConfig, check_limits
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 
@@ -61,9 +60,7 @@ def options(cfg, launch, page, allowed) -> Options:
     if unknown:
         raise EPValueError(f"{', '.join(unknown)}: not a compile-time choice of this kernel; it takes "
                            f"{', '.join(sorted(allowed))}")
-    if cfg.p2p_world_size > MAX_GPUS_PER_NODE:
-        raise EPValueError(f"p2p_world_size={cfg.p2p_world_size} is more than MAX_GPUS_PER_NODE={MAX_GPUS_PER_NODE}, "
-                           "the words of the rank completion region: use more p2p worlds")
+    check_limits(cfg, "plain")
     dispatches = "token_fmt_type" in allowed
     _restated(cfg, page, dispatches)
     launch = launch or LaunchConfig()

@@ -106,7 +106,11 @@ class PlainKernel:
         """Launches the kernel. where: grid, block, stream. named: {name: argument}, and others that it does not take."""
         (grid, block, stream), named = where, {name: named[name] for name in self.parameters if name in named}
         self._check(named)
-        my_rank = named["my_rank"]
+        my_rank, most = named["my_rank"], self.kernel.max_threads
+        whole = all(isinstance(n, (int, np.integer)) for n in (grid, block))
+        if not whole or grid < 1 or block not in range(32, most + 1, 32):
+            raise EPValueError(f"{self.__name__}[{grid!r}, {block!r}]: the first must be a number of blocks, at least 1, "
+                               f"the second a number of threads, a multiple of 32 and at most {most}")
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
         alone = stream is None and SIM
