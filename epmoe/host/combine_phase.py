@@ -5,7 +5,7 @@ import numpy as np
 from epmoe import device
 from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, view
-from epmoe.host.dispatched import Dispatched
+from epmoe.host.dispatched import Dispatched, kind_of
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
 from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
@@ -41,7 +41,7 @@ class CombinePhase:
         for part, (y, d) in zip(engine.parts, given):
             r, loan = part.plan.r, part.loan
             if not isinstance(d, Dispatched) or d.round is not part:
-                kind = "Dispatched of another round or rank" if isinstance(d, Dispatched) else type(d).__name__
+                kind = "Dispatched of another round or rank" if isinstance(d, Dispatched) else kind_of(d)
                 raise EPValueError(
                     f"combine of rank {r.rank} was given a {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"

@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe.host import inputs
 from epmoe.host.arrays import PEEKS, view
-from epmoe.host.dispatched import ARRAYS, Dispatched
+from epmoe.host.dispatched import ARRAYS, Dispatched, kind_of
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
@@ -137,7 +137,7 @@ class DispatchPhase:
         outs = []
         for part, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
             if d is not None and not isinstance(d, Dispatched):
-                raise EPValueError(f"out of rank {part.rank} is a {type(d).__name__}, no Dispatched")
+                raise EPValueError(f"out of rank {part.rank} is a {kind_of(d)}, no Dispatched of epmoe")
             arrays = {} if d is None else _arrays_of(d)
             # dispatch_async writes the cleaned ids before out is known
             arrays.pop("topk_ids", None)

@@ -116,6 +116,12 @@ class Dispatched:
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
 
 
+def kind_of(argument):
+    """The type of an argument that is not the Dispatched that is needed, for messages."""
+    kind = type(argument)
+    return f"reference {kind.__name__}" if kind.__module__.startswith("epmoe_ref") else kind.__name__
+
+
 def _exact(scales, n_rows, row_offsets):
     """The scales of n_rows rows; the array's shape and dtype tell the layout: tiles, slots, transposed or by row."""
     form = 0 if scales is None else len(scales.shape)

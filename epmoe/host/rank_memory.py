@@ -117,7 +117,10 @@ class Use(NamedTuple):
 
 
 class MemoryTable(list):
-    """Rows of `Use`; prints as a table. The plan counts each kind of result once; holding more results takes more."""
+    """Rows of `Use`; prints as a table, without a column of allocated bytes if there are none.
+
+    The plan counts each kind of result once; holding more results takes more.
+    """
 
     planned_bytes = property(lambda self: sum(row.planned_bytes for row in self), doc="Sum of the planned bytes.")
     allocated_bytes = property(lambda self: sum(row.allocated_bytes for row in self), doc="Sum of the allocated bytes.")
@@ -125,7 +128,8 @@ class MemoryTable(list):
     def __str__(self):
         rows = [*self, Use("total", self.planned_bytes, self.allocated_bytes)]
         lines = [f"{'bytes of one rank':26}{'planned':>16}{'allocated':>16}"]
-        return "\n".join(lines + [f"{b:26}{planned:>16,}{now:>16,}" for b, planned, now in rows])
+        lines += [f"{b:26}{planned:>16,}{now:>16,}" for b, planned, now in rows]
+        return "\n".join(lines if self.allocated_bytes else [line[:42] for line in lines])
 
 
 def plan(cfg: EPConfig) -> MemoryTable:

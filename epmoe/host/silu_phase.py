@@ -2,7 +2,7 @@
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.dispatched import Dispatched
+from epmoe.host.dispatched import Dispatched, kind_of
 from epmoe.host.rank_memory import silu_result
 from epmoe_ref.errors import EPValueError
 
@@ -16,7 +16,7 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
     for r, (rows, d) in zip(engine.ranks, given):
         if not isinstance(d, Dispatched) or d.round is not None and d.round.plan.r is not r:
             raise EPValueError(
-                f"fused_silu of rank {r.rank} was given a {type(d).__name__}: it needs that rank's Dispatched, of this object"
+                f"fused_silu of rank {r.rank} was given a {kind_of(d)}: it needs that rank's Dispatched, of this object"
             )
         rows = inputs.gate_up(engine.machine, r.rank, rows, capacity, d)
         n, width = rows.shape[0], rows.shape[1] // 2

@@ -48,8 +48,8 @@ def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, inte
     if intermediate < multiple or intermediate % multiple:
         raise EPValueError(f"intermediate={intermediate} must be a positive multiple of {multiple} for "
                            f"output_format={output_format!r}: pad the experts' inner dimension")
-    if limit is not None and not limit > 0:
-        raise EPValueError(f"limit={limit} must be positive, or None for the plain variant")
+    if limit is not None and not (limit > 0 and abs(alpha) < float("inf")):
+        raise EPValueError(f"limit={limit} must be positive, or None for the plain variant, and alpha={alpha} finite")
     gated = plain_gate if limit is None else clamped_gate(limit, alpha)
     n_chunks, piece = (bf16_rows if output_format == "bf16" else fp8_rows)(intermediate, gated)
     n_segments, n_groups = -(-n_chunks // LANES), cfg.n_groups

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from worlds_at_hand import BF16, batch, combine, config, parallel, refused
 
+import epmoe_ref
 from epmoe import EPValueError, ExpertParallel, LaunchConfig, LocalWorld
 
 INTEGERS = "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"
@@ -76,6 +77,7 @@ COMBINE = {  # what the change makes of outputs, results of dispatch and weights
     "weights of the last rank": (lambda y, d, w: (y, d, [w[0], w[1][:1]]), "rank 1 has shape .*top_k=2"),
     "ranks swapped": (lambda y, d, w: (y, d[::-1], w), "rank 0 .*another round or rank"),
     "no Dispatched": (lambda y, d, w: (y, y, w), "rank 0 .*ndarray"),
+    "the reference's": (lambda y, d, w: (y, [object.__new__(epmoe_ref.Dispatched)] * 2, w), "a reference Dispatched"),
 }
 
 

@@ -109,7 +109,7 @@ def test_memory_is_planned_before_and_counted_after(ep, x, ids, weights):
     assert rows["dispatch_recv_count"].planned_bytes == 2 * 2 * 8
     assert rows["combine_recv_buf"].planned_bytes == 4 * 2 * 32
     assert rows["ep_counters"].planned_bytes == 4 * (8 * 4 + 12)
-    assert plan.allocated_bytes == 0 and plan.planned_bytes > 0
+    assert plan.allocated_bytes == 0 and plan.planned_bytes > 0 and "allocated" not in str(plan)
     assert {row.buffer for row in ep.memory()} >= set(rows)
     assert ep.memory().planned_bytes == plan.planned_bytes
     combine(ep, ep.dispatch(x, ids), weights)

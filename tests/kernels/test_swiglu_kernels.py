@@ -140,6 +140,7 @@ def test_a_row_count_beyond_the_capacity_writes_nothing_behind_it():
         ),
         ({"intermediate": 64, "output_format": "nvfp4"}, "output_format='nvfp4' must be one of bf16, fp8_blockwise"),
         ({"intermediate": 64, "limit": 0.0}, "limit=0.0 must be positive"),
+        ({"intermediate": 64, "limit": 1.0, "alpha": float("nan")}, "alpha=nan finite"),
     ],
 )
 def test_refused(options, message):
