@@ -9,7 +9,7 @@ import time
 from benchmarks import plan
 from epmoe import device
 from epmoe.command_line import at_least_one, part_of_all
-from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY, MANY_TO_EXPAND, smaller_blocks
+from epmoe.fused_a2a.launches import smaller_blocks
 from epmoe.host import compiling
 from epmoe.kernels.rows.shape import NO_LIMIT, TUNING
 from epmoe.worlds.dry import DryWorld
@@ -63,10 +63,10 @@ def distinct(cases, n_ranks):
         s = case.shape
         tokens = s.tokens
         if not case.kernels.startswith("pairs"):
-            of_all = tokens if case.sms is None else min(tokens, MANY - 1)
+            of_all = tokens if case.sms is None else min(tokens, TUNING.many[0] - 1)
             is_small = tokens <= TUNING.most_small(n_ranks, case.sms or NO_LIMIT)
-            by_expert = (tokens <= FEW_TO_EXPAND, is_small, of_all >= MANY_TO_EXPAND)
-            by_rank = smaller_blocks(of_all, is_small), is_small
+            by_expert = (tokens <= TUNING.few_to_expand[0], is_small, of_all >= TUNING.many_to_expand[0])
+            by_rank = smaller_blocks(TUNING, of_all, is_small), is_small
             tokens = by_rank if case.kernels.startswith("rows") else by_expert
         key = case.kernels, tokens, s.hidden, s.experts, s.top_k, s.format
         found.setdefault(key, case)

@@ -10,26 +10,25 @@ from epmoe.kernels.rows.shape import RowsShape, parameter_block
 from epmoe.kernels.rows.small import lamport
 
 at = parameter_block(1).index  # of a field's first word; it does not depend on the number of ranks
-# Up to this many tokens a rank, blocks are smaller, which shortens the work that every warp does first.
-FEW_TO_SEND, THREADS_TO_SEND = 128, 256
-FEW_TO_COMBINE, THREADS_TO_COMBINE = 32, 512
-FEW_TO_EXPAND, THREADS_TO_EXPAND = 16, 512
-# From this many tokens on, less is in flight at a time, so blocks end closer together (by expert: unless encoded).
-MANY, THREADS_OF_MANY = 1024, 512
-MANY_TO_EXPAND = 4096
 
 
-def smaller_blocks(num_tokens, is_small):
+def smaller_blocks(tuning, num_tokens, is_small):
     """Threads of the blocks that send a rank's tokens, and of those that combine them; None: the default number.
 
-    is_small: whether they go in Lamport rows. Kernels are compiled for their block size, so the number of tokens affects
-    compilation only through this and RowsShape.lamport. For many tokens, blocks are smaller only if the launch may use
-    all blocks.
+    is_small: whether they go in Lamport rows. Smaller blocks shorten the work that every warp of few tokens does first.
+    With many tokens less is in flight at a time, so blocks end closer together; only for launches that may use all
+    blocks. Kernels are compiled for their block size, so the number of tokens affects compilation only through this and
+    RowsShape.lamport.
     """
-    many = THREADS_OF_MANY if num_tokens >= MANY else None
+    (few_sent, to_send), (few_combined, to_combine), (many, of_many) = (
+        tuning.few_to_send,
+        tuning.few_to_combine,
+        tuning.many,
+    )
+    default = of_many if num_tokens >= many else None
     return (
-        THREADS_TO_SEND if num_tokens <= FEW_TO_SEND else THREADS_OF_MANY if is_small else many,
-        THREADS_TO_COMBINE if num_tokens <= FEW_TO_COMBINE else many,
+        to_send if num_tokens <= few_sent else of_many if is_small else default,
+        to_combine if num_tokens <= few_combined else default,
     )
 
 
@@ -65,11 +64,13 @@ class Launches:
         if self.launch.num_threads is not None:
             return shape
         if expand:
-            is_many = most >= MANY_TO_EXPAND and not shape.encode
-            if most <= FEW_TO_EXPAND or by_all and (shape.lamport > 0 or is_many):
-                fewer = THREADS_TO_EXPAND
-        elif by_all and shape.top_k or most < MANY:
-            to_send, to_combine = smaller_blocks(most, shape.lamport > 0)
+            (few, of_few), (many, of_many) = self.tuning.few_to_expand, self.tuning.many_to_expand
+            if most <= few or by_all and shape.lamport > 0:
+                fewer = of_few
+            elif by_all and most >= many and not shape.encode:
+                fewer = of_many
+        elif by_all and shape.top_k or most < self.tuning.many[0]:
+            to_send, to_combine = smaller_blocks(self.tuning, most, shape.lamport > 0)
             fewer = to_send if send else to_combine if combine else None
         return replace(shape, threads=min(self.threads, fewer or self.threads))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from epmoe import device, fused_a2a
 from epmoe.device import kernel_cache
-from epmoe.fused_a2a.launches import FEW_TO_EXPAND, MANY_TO_EXPAND, smaller_blocks
+from epmoe.fused_a2a.launches import smaller_blocks
 from epmoe.host import compiling
 from epmoe.kernels.rows.shape import NO_LIMIT, TUNING
 from epmoe.worlds.dry import DryWorld
@@ -33,8 +33,8 @@ def kernels_of(n_ranks, hidden, local, top_k, most_tokens=MOST_TOKENS):
 def _kind(n_tokens, n_ranks):
     """What the number of a rank's tokens decides about its kernels."""
     small = TUNING.most_small(n_ranks, NO_LIMIT)
-    few = FEW_TO_EXPAND, small, MANY_TO_EXPAND - 1
-    return smaller_blocks(n_tokens, n_tokens <= small), *(n_tokens <= most for most in few)
+    few = TUNING.few_to_expand[0], small, TUNING.many_to_expand[0] - 1
+    return smaller_blocks(TUNING, n_tokens, n_tokens <= small), *(n_tokens <= most for most in few)
 
 
 def _call_everything(world, hidden, local, top_k, n_tokens):

@@ -13,7 +13,7 @@ from .shape import arrays, namespace, p
 
 def n_dst_ranks_of(shape):
     """Number of ranks that a rank pushes rows to."""
-    return shape.n_ranks - shape.combine_reads_own
+    return shape.n_ranks - (not shape.expert_major)
 
 
 def part_pushing(shape, store=store16):
@@ -63,7 +63,7 @@ def make(shape, flags):
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, push_part = mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_SEND), part_pushing(shape)
-    stays, n_dst_ranks, spans = shape.combine_reads_own, n_dst_ranks_of(shape), parts(shape.n_vectors)
+    stays, n_dst_ranks, spans = not shape.expert_major, n_dst_ranks_of(shape), parts(shape.n_vectors)
     push_prob = by_lanes(lambda i, params, row, to: store_u32(to + u64(4) * u64(i), push_part.prob(params, row, i)))
     many_blocks = shape.tuning.many_blocks  # with fewer, warps push whole rows: they wait less often for a release
 

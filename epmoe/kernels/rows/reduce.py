@@ -296,7 +296,7 @@ def make(shape, flags):
     """
     ranks, row_bytes, n_meta, has_probs = shape.n_ranks, shape.row_bytes, shape.n_meta, shape.has_probs
     mail, claim, spans, stays = (mailbox.reading(ranks), calls.claims(mailbox.NEXT_TO_RECEIVE), parts(shape.n_vectors),
-                                 shape.combine_reads_own)
+                                 not shape.expert_major)
     sum_row, row_of = sum_over_ranks(shape), layout.row_of(ranks)
 
     @device_fn

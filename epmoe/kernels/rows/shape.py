@@ -33,6 +33,8 @@ class Tuning:
     encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; with the numbers above 461
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
     useful_parts: int = 4096        # parts of rows that a rank's warps have use for
+    many: tuple = 1024, 512         # from so many tokens on, threads of a block, also in combine; 4096: 177 us, 177.5 with 1024
+    many_to_expand: tuple = 4096, 512   # by expert, unless encoded; 263 us, 287 with 1024
 
     # Combine: "Few SMs: combine pushes whole rows"
     return_parts: int = 4           # the fewest of a row; 4096 tokens: 480.8 us, 500.8 in whole rows
@@ -44,6 +46,9 @@ class Tuning:
     many_blocks: int = 64           # fewer are few, and push whole rows; 24 SMs have all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals", "Lamport rows of up to 1024 tokens of all ranks"
+    few_to_send: tuple = 128, 256   # up to so many tokens, threads of a block; as fast as 512, 1024 are slower
+    few_to_combine: tuple = 32, 512     # 512 tokens: 37.3 us, 34.7 with 1024
+    few_to_expand: tuple = 16, 512  # one token: 15.1 us, 14.7 with 256, 17.5 with 1024; 128: 25.6, 27.1, 28.9
     lamport_tokens: int = 128       # of a rank, for any number of ranks; 25.8 / 24.5 us, 27.0 / 28.9 with signals
     lamport_rows: int = 1024        # tokens of all ranks, with many_blocks; 2 x 256: 22.6 / 21.3 us, 29.7 / 29.2
     lamport_bytes: int = 64 << 20   # the most of the windows of one parity
@@ -113,11 +118,6 @@ class RowsShape:
     def by_world(self) -> bool:
         """Whether sums are rounded in each p2p world first."""
         return 1 < self.p2p_world_size < self.n_ranks
-
-    @property
-    def combine_reads_own(self) -> bool:
-        """Whether combine reads a rank's own rows where they lie instead of pushing them."""
-        return not self.expert_major
 
     @property
     def n_meta(self) -> int:

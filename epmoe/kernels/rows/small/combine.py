@@ -20,7 +20,7 @@ def _pushing(shape):
 
     The first rows of all ranks come first, so tokens become complete one after another. All but the leader block push.
     """
-    ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, shape.combine_reads_own
+    ranks, n_meta, has_probs, stays = shape.n_ranks, shape.n_meta, shape.has_probs, not shape.expert_major
     mail, at, push_part = mailbox.reading(ranks), lamport.addresses(shape), push.part_pushing(shape, store_row)
     spans, fewest, n_dst_ranks = parts(shape.n_vectors), fewest_parts(shape), max(push.n_dst_ranks_of(shape), 1)
     push_prob = by_lanes(lambda i, call, row, to:
@@ -53,7 +53,7 @@ def _taking(shape, address, n, take):
     address(row, i): address of one of n values. take(call, rank, at): takes the values at four addresses. Address 0
     means that nothing is awaited: this rank's own row stays in place, a rank has no such row, or i >= n.
     """
-    ranks, stays = shape.n_ranks, shape.combine_reads_own
+    ranks, stays = shape.n_ranks, not shape.expert_major
 
     @device_fn
     def awaited_at(given, rank):
@@ -71,7 +71,7 @@ def _reducing(shape):
 
     A warp sums 32 vectors of a token, one in each lane, over ascending ranks from +0.0, and rounds once.
     """
-    ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, shape.combine_reads_own
+    ranks, row_bytes, has_probs, stays = shape.n_ranks, shape.row_bytes, shape.has_probs, not shape.expert_major
     mail, at, take, numbers = (mailbox.reading(ranks), lamport.addresses(shape), lamport.taking(wait.ROWS_COMBINE),
                                elements.make(shape.dtype))
     zero_sums, pack, n_vectors, n_runs = numbers.zeros, numbers.pack, shape.n_vectors, -(-shape.n_vectors // 32)
