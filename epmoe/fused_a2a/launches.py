@@ -20,11 +20,9 @@ def smaller_blocks(tuning, num_tokens, is_small):
     blocks. Kernels are compiled for their block size, so the number of tokens affects compilation only through this and
     RowsShape.lamport.
     """
-    (few_sent, to_send), (few_combined, to_combine), (many, of_many) = (
-        tuning.few_to_send,
-        tuning.few_to_combine,
-        tuning.many,
-    )
+    few_sent, to_send = tuning.few_to_send
+    few_combined, to_combine = tuning.few_to_combine
+    many, of_many = tuning.many
     default = of_many if num_tokens >= many else None
     return (
         to_send if num_tokens <= few_sent else of_many if is_small else default,

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 WEAK, CTA, GPU, SYS = 0, 1, 2, 3
-# fields of an access. NUMBER counts strong accesses; a weak one has that of the last strong one before it, or 0
+# fields of an access. NUMBER counts strong accesses; a weak access has the number of the last strong one before, or 0
 ACTOR, TIME, SCOPE, ADDRESS, SIZE, WRITE, WORD, CODE, PLACE, CALLER, CALLER_PLACE, NUMBER = range(12)
 new_lore = count(1).__next__
 
