@@ -7,7 +7,7 @@ import numpy as np
 
 from epmoe.host import inputs
 from epmoe.host.arrays import VECTOR_BYTES, view
-from epmoe.kernels.rows.shape import MAX_RANKS, MAX_TOP_K
+from epmoe.kernels.rows.shape import MAX_TOP_K
 from epmoe_ref.config import MAX_EXPERTS, MAX_INT32
 from epmoe_ref.errors import EPValueError
 
@@ -132,12 +132,6 @@ def padding(pad_multiple, local):
     # kernels count the padded rows of all experts of a rank in int32
     what = f"num_local_experts={local} times pad_multiple={pad}, rows of padding"
     return whole(what, local * pad, 1, MAX_INT32 // 2) // local
-
-
-def ranks_that_fit(n_ranks):
-    """Raise EPValueError if the kernels cannot serve that many ranks."""
-    if n_ranks > MAX_RANKS:
-        raise EPValueError(f"n_ranks={n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp")
 
 
 def expert_indices(buffer, given, n_rows, num_experts):

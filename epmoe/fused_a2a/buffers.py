@@ -10,6 +10,7 @@ from epmoe.fused_a2a.buffer import Buffer
 from epmoe.fused_a2a.rows import RowsHandle
 from epmoe.host import inputs
 from epmoe.host.arrays import VECTOR_BYTES
+from epmoe.kernels.rows.shape import MAX_RANKS
 from epmoe_ref.errors import EPValueError
 
 
@@ -29,6 +30,10 @@ class _Buffers(WeakKeyDictionary):
     def make(self, group):
         """A new Buffer of a group."""
         inputs.world("group", group)
+        if group.n_ranks > MAX_RANKS:
+            raise EPValueError(
+                f"n_ranks={group.n_ranks}: the rows kernels serve at most {MAX_RANKS}, one a lane of a warp"
+            )
         size = getattr(group, "p2p_world_size", group.n_ranks)
         if getattr(group, "shmem", False) and not group.lists and size < group.n_ranks:
             raise EPValueError(

@@ -107,7 +107,6 @@ class DispatchPlan(ExpandingPlan):
         x, routing_map, *probs = arrays
         num_local_experts, limit, pad_multiple, is_fp8, a_world, self.num_sms_of = options
         n_ranks, num_sms, is_fp8 = buffer.n_ranks, self.num_sms_of[0], bool(is_fp8)
-        arguments.ranks_that_fit(n_ranks)
         self.local = local = arguments.local_experts(num_local_experts, n_ranks)
         self.pad = arguments.padding(pad_multiple, local)
         if limit is not None:

@@ -89,7 +89,6 @@ class DispatchPlan(ReceivingPlan):
     def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, token_indices, token_probs, *scales = arrays
         (num_experts, num_sms, on_device), n_ranks = options, buffer.n_ranks
-        arguments.ranks_that_fit(n_ranks)
         self.local = local = arguments.experts_per_rank(num_experts, n_ranks)
         self.num_experts, self.is_exact = local * n_ranks, not on_device
         xs, scales = arguments.tokens(buffer, "x", x, *scales)
