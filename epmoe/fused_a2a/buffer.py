@@ -125,7 +125,7 @@ class Buffer(GroupMemory):
                     forms = (_without_rows(forms, of.num_rows) if rows_vary else forms), of.form
                 key = name, interface, options, forms
                 plan = self._plans.get(key) or self._plan(key, kind, names, given, of)
-                if plan.remedy:
+                if plan.is_exact:
                     self._prepare_to_wait(plan, is_captured)
                 if plan.dtypes is not None:
                     given = self._placed(plan, given)
@@ -192,7 +192,7 @@ class Buffer(GroupMemory):
         plan = kind(self, name, interface, names, by_name, options, of)
         if plan.dtypes is None and any(None in addresses for addresses, _ in given):
             plan.dtypes = {}  # arrays in host memory
-        if plan.remedy:  # it is told its numbers of rows
+        if plan.is_exact:  # it is told its numbers of rows
             self.host_words.prepare(4 * told_words(self.n_ranks, plan.local))
         # stored only now: kind() may grow memory, which clears the plans
         self._plans[key] = plan

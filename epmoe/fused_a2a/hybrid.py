@@ -101,7 +101,7 @@ class DispatchPlan(ExpandingPlan):
     combine.
     """
 
-    makes = HybridHandle
+    makes, remedy = HybridHandle, "give num_permuted_tokens"
 
     def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, routing_map, *probs = arrays
@@ -149,7 +149,7 @@ class DispatchPlan(ExpandingPlan):
         for i in range(len(num_tokens)):
             self._prepare_for(i, limit or 0)
         if limit is None:  # the host waits for the numbers of rows
-            self.remedy, self.receiving = "give num_permuted_tokens", self.rank_calls(receive_kernel(shape), values)
+            self.receiving = self.rank_calls(receive_kernel(shape), values)
             for call, n in zip(self.receiving, num_tokens):
                 call.of(n)  # compiled before peers wait for this rank
         else:

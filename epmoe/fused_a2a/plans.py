@@ -30,8 +30,7 @@ class Handle:
     plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels get the addresses of its kept
     arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
     rank of this process; num_rows is None until the host knows them. capacity: the most rows that a rank can have
-    received, unexpanded, and can get back; the same on all ranks. plan.is_exact: whether arrays have as many rows as
-    came, not room for the most.
+    received, unexpanded, and can get back; the same on all ranks.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
     gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
     buffer_of(group): finds or makes the Buffer of a group, if the dispatch's was closed.
@@ -91,10 +90,10 @@ class Plan:
     with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, see CallLog. names: of the
     arrays, for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
     rows_vary: whether the number of rows differs between calls with an exact handle. dtypes: {name: type it must have}
-    if arrays must be placed; None if kernels read them in place. remedy: if the call waits for the device, what to call
-    instead during graph capture. check_values: checks the values of arrays in host memory before each call in the
-    simulator; on a GPU kernels do. num_rows, capacity: of a dispatch's handle; num_rows is None if it is not known
-    before the call.
+    if arrays must be placed; None if kernels read them in place. is_exact: whether the call is a dispatch in which the host
+    waits for the numbers of rows, so that arrays have as many rows as came, not room for the most. remedy: what to call
+    instead of it during graph capture. check_values: checks the values of arrays in host memory before each call in the
+    simulator; on a GPU kernels do. num_rows, capacity: of a dispatch's handle; num_rows is None if is_exact.
 
     run(i, addresses, handle, made) is a generator that runs the call of the i-th rank here. It yields (launch, the
     Loans that a CUDA graph with it must keep, () if it cannot be captured) and goes on when the launches of all ranks
@@ -102,8 +101,8 @@ class Plan:
     run() adds the rank's Loans, and counts rows.
     """
 
-    makes = dtypes = remedy = check_values = num_rows = None
-    rows_vary = False
+    makes = dtypes = check_values = num_rows = None
+    is_exact = rows_vary = False
 
     def __init__(self, buffer, call, interface, names, num_tokens, num_sms, x, **facts):
         self.buffer, self.interface, self.names = buffer, interface, names

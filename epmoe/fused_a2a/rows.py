@@ -84,7 +84,7 @@ class DispatchPlan(ReceivingPlan):
     options: num_experts, num_sms, on_device (as fused_dispatch_on_device says).
     """
 
-    makes = RowsHandle
+    makes, remedy = RowsHandle, "call fused_dispatch_on_device"
 
     def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, token_indices, token_probs, *scales = arrays
@@ -113,8 +113,6 @@ class DispatchPlan(ReceivingPlan):
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.capacity] * len(ids)
-        else:
-            self.remedy = "call fused_dispatch_on_device"
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for r, n, launch in zip(buffer.ranks, num_tokens, self.launches(dispatch_kernel(self.shape))):
             arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
