@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
@@ -72,8 +71,6 @@ class Buffer(GroupMemory):
         # group may be a proxy, and its bound methods would keep the world alive
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         self.world_has_lists = bool(group.lists)
-        # one rank in the simulator: launches start without world.launching(), as those of a rank with its own GPU
-        self.is_alone = device.SIM and len(group.ranks) == 1
         self.failure, self.failed_call, self.closed = None, None, False
         self.captured = []  # what graphs use at every replay: Loans of calls, and of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
@@ -173,7 +170,7 @@ class Buffer(GroupMemory):
         while steps := [step for run in runs if (step := next(run, None))]:
             if self.capture():
                 self.captured.append((steps, handle.loans))
-            with nullcontext() if self.is_alone else self.world.launching(True):
+            with self.world.launching(True):
                 for launch, _ in steps:
                     launch.start()
         columns = map(list, zip(*made))

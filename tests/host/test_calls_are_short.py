@@ -49,23 +49,29 @@ def way_of(function, *arguments):
     return files, result
 
 
+class OneRank(LocalWorld):
+    """A rank whose arguments are no lists, as with one rank a process."""
+
+    lists = False
+
+
 @pytest.fixture(scope="module")
 def ways():
     """{call: files} of third calls."""
     rng, found = np.random.default_rng(0), {}
     x = [rng.standard_normal((2, 16)).astype(ml_dtypes.bfloat16)]
     ids, weights = [rng.integers(0, 4, (2, 1), np.int32)], [rng.random((2, 1), np.float32)]
-    group = LocalWorld(1)
+    group, of_group = OneRank(1), (x[0], ids[0], weights[0], 4)
     with ExpertParallel(EPConfig(1, 4, 1, 16, 4), LocalWorld(1), kernels="fast") as ep:
         for _ in range(2):  # the first one grows memory, the second one plans for it
             d = ep.dispatch(x, ids)
             ep.combine([one.output_tokens for one in d], d, weights)
-            made = fused_a2a.fused_dispatch(x, ids, weights, 4, group)
+            made = fused_a2a.fused_dispatch(*of_group, group)
             fused_a2a.fused_combine(made[0], group, made[-1])
         found["dispatch"], d = way_of(ep.dispatch, x, ids)
         rows = [one.output_tokens for one in d]
         found["combine"], _ = way_of(ep.combine, rows, d, weights)
-        found["fused_dispatch"], made = way_of(fused_a2a.fused_dispatch, x, ids, weights, 4, group)
+        found["fused_dispatch"], made = way_of(fused_a2a.fused_dispatch, *of_group, group)
         found["fused_combine"], _ = way_of(fused_a2a.fused_combine, made[0], group, made[-1])
     return found
 
