@@ -129,8 +129,8 @@ class DispatchPlan(ExpandingPlan):
             arguments.matrices(buffer, "probs", of_ranks, dtypes=(FP32,), **of_all)
         facts = dict(num_local_experts=local, has_probs=bool(probs), fp8_dispatch=is_fp8)
         facts |= dict(has_num_permuted_tokens=limit is not None)
-        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, **facts)
-        self.form, self.is_exact = (local, tuple(num_tokens), a_world, limit), limit is None
+        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, limit is None, **facts)
+        self.form = local, tuple(num_tokens), a_world, limit
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
         buffer.want_experts(local, self.facts)
         row_bytes = hidden * dtype.itemsize

@@ -102,10 +102,10 @@ class Plan:
     """
 
     makes = dtypes = check_values = num_rows = None
-    is_exact = rows_vary = False
+    rows_vary = False
 
-    def __init__(self, buffer, call, interface, names, num_tokens, num_sms, x, **facts):
-        self.buffer, self.interface, self.names = buffer, interface, names
+    def __init__(self, buffer, call, interface, names, num_tokens, num_sms, x, is_exact=False, **facts):
+        self.buffer, self.interface, self.names, self.is_exact = buffer, interface, names, is_exact
         self.num_tokens, self.num_sms, self.hidden, self.dtype = num_tokens, num_sms, x[0].shape[1], x[0].dtype
         self.facts = dict(call=call, hidden=self.hidden, dtype=str(self.dtype)) | facts
         many = buffer.launches.tuning.many_blocks

@@ -90,14 +90,14 @@ class DispatchPlan(ReceivingPlan):
         x, token_indices, token_probs, *scales = arrays
         (num_experts, num_sms, on_device), n_ranks = options, buffer.n_ranks
         self.local = local = arguments.experts_per_rank(num_experts, n_ranks)
-        self.num_experts, self.is_exact = local * n_ranks, not on_device
+        self.num_experts = local * n_ranks
         xs, scales = arguments.tokens(buffer, "x", x, *scales)
         num_tokens = [a.shape[0] for a in xs]
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
         top_k, n_scales = ids[0].shape[1], scales[0].shape[1] if scales else 0
         arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
         facts = dict(num_experts=self.num_experts, top_k=top_k, has_scales=bool(n_scales))
-        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, **facts)
+        super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, not on_device, **facts)
         self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
         buffer.want_experts(local, self.facts)
         wide = all(a.dtype.itemsize == 8 for a in ids)
