@@ -22,8 +22,6 @@ from epmoe_ref.errors import EPValueError
 
 TYPES = (BF16, FP16)
 ARGUMENTS = "x", "routing_map", "probs"
-# the arrays in a handle's memory that later calls read
-KEPT = "counts", "row_of", "expert_rows", "expert_base", "expert_row"
 ROW_STEP = 32  # at least; results whose number of rows is not known have a multiple of it
 N_ROWS, OUT_ROWS, PAD = at("num_rows"), at("out_rows"), at("pad_multiple")
 
@@ -162,7 +160,7 @@ class DispatchPlan(ExpandingPlan):
             "expert_row": ((rows, local), np.int32),
         }
         of_ranks = [arrays | {"row_of": ((n, n_ranks), np.int32)} for n in num_tokens]
-        self.kept = [handle_memory("hybrid handle", n_ranks, KEPT, of_rank) for of_rank in of_ranks]
+        self.kept = [handle_memory("hybrid handle", n_ranks, of_rank) for of_rank in of_ranks]
         self.per_expert, self.overflows = (
             [self.results_of([kept.fields[name]]) for kept in self.kept] for name in ("tokens_per_expert", "overflow")
         )
@@ -233,7 +231,7 @@ class CachedPlan(ExpandingPlan):
         launch, (out, results) = call.of(self.num_tokens[i] + n), self.of(n)
         words, loan = launch.words, call.r.arena.lend(out)
         words[X], words[N_ROWS], words[PAD] = addresses[0], n, handle.pad_multiple
-        for at_words, run in (*handle.loans[i].piece.kept, *loan.piece.words):
+        for at_words, run in (*handle.loans[i].piece.words, *loan.piece.words):
             words[at_words] = run
         yield launch, loan
         made[i] = results(loan)

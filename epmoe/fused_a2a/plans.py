@@ -27,8 +27,8 @@ TOLD, TOLD_NUMBER = map(at, ("told", "told_number"))
 class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
-    plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels get the addresses of its kept
-    arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
+    plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels of later calls get the
+    addresses of its arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
     rank of this process; num_rows is None until the host knows them. capacity: the most rows that a rank can have
     received, unexpanded, and can get back; the same on all ranks.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
@@ -101,11 +101,12 @@ class Plan:
     run() adds the rank's Loans, and counts rows.
     """
 
-    makes = dtypes = check_values = num_rows = None
+    makes = check_values = num_rows = None
     rows_vary = False
 
     def __init__(self, buffer, call, interface, names, num_tokens, num_sms, x, is_exact=False, **facts):
         self.buffer, self.interface, self.names, self.is_exact = buffer, interface, names, is_exact
+        self.dtypes = None
         self.num_tokens, self.num_sms, self.hidden, self.dtype = num_tokens, num_sms, x[0].shape[1], x[0].dtype
         self.facts = dict(call=call, hidden=self.hidden, dtype=str(self.dtype)) | facts
         many = buffer.launches.tuning.many_blocks
@@ -176,21 +177,20 @@ class CombinePlan(Plan):
         words[X] = addresses[0]
         if self.has_probs:
             words[PROBS] = addresses[1]
-        for at_words, run in (*handle.loans[i].piece.kept, *loan.piece.words):
+        for at_words, run in (*handle.loans[i].piece.words, *loan.piece.words):
             words[at_words] = run
         yield launch, loan
         made[i] = results(loan) if self.has_probs else (*results(loan), None)
 
 
-def handle_memory(name, n_ranks, kept, arrays):
+def handle_memory(name, n_ranks, arrays):
     """The Arrangement of a handle's memory: `info`, which the host is told too, and arrays {name: (shape, dtype)}.
 
-    kept: names of arrays that later calls read. `counts` [R, R] are the last words of `info`, after each rank's number
-    of tokens.
+    `counts` [R, R] are the last words of `info`, after each rank's number of tokens.
     """
     n_words = TOKENS + n_ranks
     arrays = {"info": ((n_words + n_ranks * n_ranks,), np.int32)} | arrays
     words = {one: at(one) for one in (*arrays, "counts")}
-    made = Arrangement(name, arrays, words=words, kept=[one for one in kept if one in words])
+    made = Arrangement(name, arrays, words=words)
     made.fields["counts"] = Field((n_ranks, n_ranks), np.int32, 4 * n_words)
     return made

@@ -14,7 +14,6 @@ from epmoe.kernels.rows import dispatch_kernel, move_kernel, resend_kernel
 from epmoe.kernels.rows.small.lamport import blocks_for
 
 ARGUMENTS = "x", "token_indices", "token_probs", "scales"
-KEPT = "row_of", "counts"
 SOURCES, TARGETS, WORD_COUNTS = map(at, ("sources", "targets", "word_counts"))
 PLACE_OF = {name: PLACES + i for i, name in enumerate(("x", "ids", "probs", "scales"))}
 
@@ -59,7 +58,7 @@ class ReceivingPlan(Plan):
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
         self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
         self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes, flag_rows=capacity), self.shape)
-        self.staged = self.whole.runs(self.buffer.pool_layout.staging_at, self.whole.words)
+        self.staged = self.whole.runs(self.buffer.pool_layout.staging_at)
 
     def launches(self, kernel):
         """A launch of each rank here, of a kernel that sends all tokens."""
@@ -115,8 +114,7 @@ class DispatchPlan(ReceivingPlan):
             self.num_rows = [self.capacity] * len(ids)
         self.parts, per_expert = [], {"tokens_per_expert": ((local,), np.int64)}
         for r, n, launch in zip(buffer.ranks, num_tokens, self.launches(dispatch_kernel(self.shape))):
-            arrays = per_expert | {"row_of": ((n, n_ranks), np.int32)}
-            memory = handle_memory("rows handle", n_ranks, KEPT, arrays)
+            memory = handle_memory("rows handle", n_ranks, per_expert | {"row_of": ((n, n_ranks), np.int32)})
             per_expert_of = self.results_of([memory.fields["tokens_per_expert"]])
             self.parts.append((r, launch, memory, per_expert_of))
 
@@ -180,7 +178,7 @@ class CachedPlan(ReceivingPlan):
         n, launch, loan = handle.num_rows[i], self.parts[i], self.buffer.ranks[i].heap.lend(self.whole)
         words = launch.words
         words[X] = addresses[0]
-        for at_words, run in (*handle.loans[i].piece.kept, *(loan.piece.words if loan else self.staged)):
+        for at_words, run in (*handle.loans[i].piece.words, *(loan.piece.words if loan else self.staged)):
             words[at_words] = run
         yield launch, loan
         if loan is None:

@@ -40,20 +40,20 @@ class Arrangement:
     """Arrays, {name: (shape, dtype)}, that are lent together. fields: {name: Field}.
 
     size: bytes of a buffer made for it. With is_exact it is nbytes, else a size class, so that other arrangements fit
-    too. words: {name: index} of the launch words that hold the arrays' addresses. kept: names that later calls need.
+    too. words: {name: index} of the launch words that hold the arrays' addresses.
     """
 
-    __slots__ = ("name", "fields", "nbytes", "size", "words", "kept")
+    __slots__ = ("name", "fields", "nbytes", "size", "words")
 
-    def __init__(self, name, shapes, is_exact=False, words=None, kept=()):
-        self.name, self.words, self.kept = name, words or {}, kept
+    def __init__(self, name, shapes, is_exact=False, words=None):
+        self.name, self.words = name, words or {}
         self.fields, self.nbytes = arrange(shapes)
         self.size = self.nbytes if is_exact else size_class(self.nbytes)
 
-    def runs(self, base, names):
-        """Addresses of these arrays, laid out from `base`: [(slice of a launch's words, array of addresses)]."""
+    def runs(self, base):
+        """Addresses of the arrays, laid out from `base`: [(slice of a launch's words, array of addresses)]."""
         made, end = [], None
-        for i, name in sorted([(self.words[name], name) for name in names]):
+        for i, name in sorted((i, name) for name, i in self.words.items()):
             if i != end:
                 made.append((i, array("Q")))
             made[-1][1].append(base + self.fields[name].offset)
@@ -64,11 +64,11 @@ class Arrangement:
 class Piece:
     """Memory that is lent as a whole: nbytes of a buffer from byte `start` on, at the address `base`.
 
-    arrangement: the last one lent. words: its addresses, from Arrangement.runs(); kept: only those of its kept arrays.
-    loan: a weak reference to the Loan. back: that reference's callback.
+    arrangement: the last one lent. words: its addresses, from Arrangement.runs(). loan: a weak reference to the Loan.
+    back: that reference's callback.
     """
 
-    __slots__ = "pool buffer start nbytes base arrangement words kept loan back".split()
+    __slots__ = "pool buffer start nbytes base arrangement words loan back".split()
 
     def __init__(self, pool, buffer, start, nbytes, free):
         self.pool, self.buffer, self.start, self.nbytes = pool, buffer, start, nbytes
@@ -79,8 +79,7 @@ class Piece:
     def arrange(self, arrangement):
         """Lay out a new arrangement. In a part that peers write, words hold offsets instead of addresses."""
         self.arrangement, at = arrangement, self.start if self.pool.is_part else self.base
-        self.words = arrangement.runs(at, arrangement.words)
-        self.kept = arrangement.runs(at, arrangement.kept)
+        self.words = arrangement.runs(at)
 
 
 class Loan:

@@ -150,7 +150,7 @@ FIELDS = (
 
 @cache
 def parameter_block(n_ranks: int) -> ParameterBlock:
-    """The parameters of all rows kernels, in uint64 words. For each kernel only the fields that it reads are filled in.
+    """The parameters of all rows kernels, in uint64 words. For each kernel the fields that it reads are filled in.
 
     control_ptrs, pool_ptrs: every rank's control and pool memory. mailboxes_at, mailbox_bytes: of the control memory.
     words: this rank's own control words. trace: address for stamps. columns: scratch of the layout, [blocks, columns].
