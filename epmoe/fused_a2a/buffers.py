@@ -110,9 +110,10 @@ def init_hybrid_ep_buffer(
     facts |= dict(num_local_experts=local, fp8_dispatch=buffer.fp8_dispatch)
 
     def make():
-        buffer.want_experts(local, facts)
+        buffer.log.agree(facts, buffer.timeout)
         buffer.want_tokens(tokens)
-        buffer.want_pool(facts, hybrid.needs(rows, 2 * hidden, local))
+        _, nbytes = hybrid.staging_area(rows, 2 * hidden, local)
+        buffer.make_room(facts["call"], local, staging_bytes=nbytes, flag_rows=rows)
 
     buffer.call("init_hybrid_ep_buffer", make)
 

@@ -55,7 +55,7 @@ class HybridHandle(Handle):
         return self.overflow
 
 
-def _staged(rows, row_bytes, local):
+def staging_area(rows, row_bytes, local):
     """({name: Field}, bytes) of the staging area that holds `rows` rows until they are expanded."""
     arrays = {
         "x": ((rows, row_bytes), np.uint8),
@@ -64,11 +64,6 @@ def _staged(rows, row_bytes, local):
         "masks": ((rows, expert_masks(local)), np.uint32),
     }
     return arrange(arrays)
-
-
-def needs(rows, row_bytes, local):
-    """Arguments of PoolLayout.grown() for expanding `rows` rows."""
-    return dict(staging_bytes=_staged(rows, row_bytes, local)[1], flag_rows=rows)
 
 
 class ExpandingPlan(Plan):
@@ -83,11 +78,12 @@ class ExpandingPlan(Plan):
             of_row["out_scales"] = (shape.scale_words,), FP32
         self.of = self.arranged("hybrid result", of_row)
 
-    def stage(self, rows, local):
-        """{field: value} of each rank's launches that receive `rows` rows in the staging area."""
-        buffer, layout = self.buffer, self.buffer.pool_layout
-        fields, _ = _staged(rows, self.shape.row_bytes, local)
-        offsets = [field.offset for field in fields.values()]
+    def stage(self, call, rows, local, shape=None):
+        """Make room to receive `rows` rows in the staging area; {field: value} of each rank's launches that do."""
+        buffer = self.buffer
+        fields, nbytes = staging_area(rows, self.shape.row_bytes, local)
+        buffer.make_room(call, local, shape, staging_bytes=nbytes, flag_rows=rows)
+        layout, offsets = buffer.pool_layout, [field.offset for field in fields.values()]
         staged = dict(places=[layout.staging_at + offset for offset in offsets], capacity=rows, out_rows=NO_LIMIT)
         return [staged | dict(sources=[buffer.staging(r) + offset for offset in offsets]) for r in buffer.ranks]
 
@@ -130,7 +126,6 @@ class DispatchPlan(ExpandingPlan):
         super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, limit is None, **facts)
         self.form = local, tuple(num_tokens), a_world, limit
         self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
-        buffer.want_experts(local, self.facts)
         row_bytes = hidden * dtype.itemsize
         of_kernel = dict(expand=num_tokens, has_probs=bool(probs), has_meta=True)
         if is_fp8:
@@ -140,9 +135,8 @@ class DispatchPlan(ExpandingPlan):
         buffer.agree_on_tokens(max(num_tokens), limit is None)
         self.prepare_results(shape, E4M3 if is_fp8 else dtype)
         self.capacity = rows = n_ranks * buffer.max_tokens
-        buffer.want_pool(self.facts, needs(rows, row_bytes, local), shape)
         more = dict(num_rows=NO_LIMIT if limit is None else limit, pad_multiple=self.pad)
-        values = [staged | more for staged in self.stage(rows, local)]
+        values = [staged | more for staged in self.stage(call, rows, local, shape)]
         self.calls, self.ready = self.rank_calls(dispatch_kernel(shape), values), [None] * len(num_tokens)
         for i in range(len(num_tokens)):
             self._prepare_for(i, limit or 0)
@@ -216,14 +210,13 @@ class CachedPlan(ExpandingPlan):
     """A plan for cached dispatches: tokens x [T, H] become rows where an earlier one put them. options: num_sms."""
 
     def __init__(self, buffer, call, interface, names, arrays, options, handle):
-        (x,), (num_sms,), capacity = arrays, options, handle.capacity
+        (x,), (num_sms,) = arrays, options
         xs = arguments.matrices(buffer, names[0], x, dtypes=TYPES, n_rows=handle.num_tokens, vectors=True)
         super().__init__(buffer, call, interface, names, handle.num_tokens, num_sms, xs)
         row_bytes, local = self.hidden * self.dtype.itemsize, handle.sums["n_local_experts"]
-        buffer.want_pool(self.facts, needs(capacity, row_bytes, 0))
         shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)
         self.prepare_results(shape, self.dtype)
-        self.calls = self.rank_calls(resend_kernel(shape), self.stage(capacity, 0))
+        self.calls = self.rank_calls(resend_kernel(shape), self.stage(call, handle.capacity, 0))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: rows [P, H] grouped by expert, in x's dtype."""

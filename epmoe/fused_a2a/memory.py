@@ -142,23 +142,23 @@ def _as_called(facts):
 
 
 class _Rank:
-    """One rank of this process: its own words and scratch, its arena, and its heap in the pool."""
+    """One rank of this process: its own words and scratch, and its arena."""
 
     def __init__(self, machine, rank):
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
+        self.words.fill(0)
         self.scratches = []  # columns of the layout: the last is in use, captured graphs write the others
-        self.heap = MemoryPool(machine, rank, part=(None, 0, 0))  # has no room until there is a pool
 
 
 class GroupMemory:
     """A group's memory: control (a few kB that peers write), the pool (peers write rows into it), and each rank's own.
 
-    The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results. It grows and never
-    shrinks; results and handles in use stay valid. Memory that has been outgrown is freed in the first call after the
-    last result in it was dropped; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap has no
-    room for a result, it is received in the staging area and moved to memory of its own, so the numbers never depend on
-    which results the caller keeps.
+    The pool holds flags of rows, windows for Lamport rows, a staging area and a heap of results for each rank. It grows
+    and never shrinks; results and handles in use stay valid. Memory that has been outgrown is freed in the first call
+    after the last result in it was dropped; it stays if a CUDA graph may use it (captured, of the Buffer). If the heap
+    has no room for a result, it is received in the staging area and moved to memory of its own, so the numbers never
+    depend on which results the caller keeps.
     closed, captured, capture(), of the Buffer: the last is the id of the CUDA graph capture that the stream is in, or 0.
     """
 
@@ -168,30 +168,48 @@ class GroupMemory:
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
         self.unused = []  # outgrown buffers without results: see release()
-        self._uneven = []  # as _retired, but not the same on all ranks
-        self._no_pool = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
-        self.pool_layout, self._control, self._retired = PoolLayout(), self._no_pool, []
+        self._retired, self._uneven = [], []  # outgrown memory; the latter is not the same on all ranks
+        self._no_memory = self._control = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
+        self.pool_layout, self.heaps = PoolLayout(), {}  # heaps: {rank: MemoryPool} for results in the pool
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
         self._plans = {}  # plans, which hold addresses: see Buffer.call
-        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="get_buffer, in the group's first call"))
+        call = "get_buffer, in the group's first call"
+        self.log.agree(dict(call=call), timeout)
+        self.make_room(call, INITIAL_LOCAL_EXPERTS)
 
     def changed(self):
         """Drop all plans: memory or a setting that they depend on has changed, or a call has failed."""
         self._plans.clear()
 
-    def want_experts(self, n_local_experts, facts):
-        """Make control memory for n_local_experts a rank; collective if it must grow. facts: as for want_pool()."""
-        self.log.agree(facts, self._timeout)
-        if n_local_experts <= self.n_local_experts:
+    def make_room(self, call, n_local_experts=0, shape=None, **needs):
+        """Make room in control memory and in the pool; collective if they must grow, as on all ranks in the same call.
+
+        call: its name. n_local_experts: of a rank. shape: RowsShape of a kernel that may send Lamport rows. needs: other
+        arguments of PoolLayout.grown().
+        """
+        if shape is not None:
+            needs["lamport_bytes"] = lamport.bytes_for(shape)
+        layout, n_local_experts = self.pool_layout.grown(**needs), max(n_local_experts, self.n_local_experts)
+        if layout == self.pool_layout and n_local_experts == self.n_local_experts:
             return
         self._expect_no_capture()
-        if self.n_local_experts and any(self.world.tell(bool(self.captured), self._timeout)):
+        has_graphs = any(self.world.tell(bool(self.captured), self._timeout))
+        if has_graphs and n_local_experts > self.n_local_experts > 0:
             raise EPStateError(
-                f"{facts['call']} has {n_local_experts} experts a rank, more than {self.n_local_experts}, and CUDA graphs use "
+                f"{call} has {n_local_experts} experts a rank, more than {self.n_local_experts}, and CUDA graphs use "
                 "this buffer: make a call with the most experts before the first capture"
             )
         self.machine.synchronize()
         self.changed()
+        if n_local_experts > self.n_local_experts:
+            self._replace_control(n_local_experts)
+        if layout != self.pool_layout:
+            self._replace_pool(layout)
+        self.world.barrier("start", self._timeout)
+        if not has_graphs:
+            self._free_outgrown()
+
+    def _replace_control(self, n_local_experts):
         n_ranks, tuning = self.n_ranks, self.launches.tuning
         words = -(-tuning.most_small(n_ranks, NO_LIMIT) // tuning.bits_word)
         layout = mailbox.control(n_ranks, n_local_experts, words)
@@ -202,11 +220,20 @@ class GroupMemory:
             # columns [blocks, n_columns] uint64
             nbytes = 8 * n_columns * self.launches.most_blocks
             r.scratches.append(self.machine.alloc(nbytes, "rows layout", r.rank))
+            for buffer in (r.scratches[-1], new.buffers[r.rank]):
+                buffer.fill(0)
         outgrown = [*self._retired, (self._control, {}, _zero)]
         # one statement, which no signal interrupts
         self._retired, self._control, self.n_local_experts, self.layout = outgrown, new, n_local_experts, layout
-        self.initialise()
-        self._free_outgrown()
+
+    def _replace_pool(self, layout):
+        new, heaps = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout), {}
+        for r in self.ranks:
+            buffer = new.buffers[r.rank]
+            layout.clear(buffer)
+            heaps[r.rank] = MemoryPool(self.machine, r.rank, (buffer, layout.heap_at, layout.nbytes))
+        outgrown = [*self._retired, (self._pool, self.heaps, self.pool_layout.clear)]
+        self._retired, self._pool, self.heaps, self.pool_layout = outgrown, new, heaps, layout
 
     def initialise(self):
         """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
@@ -225,7 +252,7 @@ class GroupMemory:
             *self._retired,
             *self._uneven,
             (self._control, {}, _zero),
-            (self._pool, self._heaps(), self.pool_layout.clear),
+            (self._pool, self.heaps, self.pool_layout.clear),
         ]
 
     def want_tokens(self, max_tokens):
@@ -252,18 +279,6 @@ class GroupMemory:
                 ) from None
             self.want_tokens(max(1, *of_ranks))
 
-    def want_pool(self, facts, needs, shape=None):
-        """Make room in the pool; collective if it must grow.
-
-        facts: arguments that must be equal on all ranks, since room and the kernels' messages follow from them; see
-        CallLog. needs: the arguments of PoolLayout.grown(). shape: RowsShape of a kernel that may send Lamport rows.
-        """
-        self.log.agree(facts, self._timeout)
-        of_shape = {} if shape is None else dict(lamport_bytes=lamport.bytes_for(shape))
-        layout = self.pool_layout.grown(**needs, **of_shape)
-        if layout != self.pool_layout:
-            self._grow(layout)
-
     def _expect_no_capture(self):
         """Raise EPStateError while a CUDA graph is captured; called before memory grows."""
         if self.capture():
@@ -272,26 +287,11 @@ class GroupMemory:
                 "grow: run the step once before"
             )
 
-    def _grow(self, layout):
-        self._expect_no_capture()
-        self.changed()
-        self.machine.synchronize()
-        new = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout)
-        outgrown = [*self._retired, (self._pool, self._heaps(), self.pool_layout.clear)]
-        self._retired, self._pool, self.pool_layout = outgrown, new, layout
-        for r in self.ranks:
-            layout.clear(new.buffers[r.rank])
-        self._make_heaps()
-        self.world.barrier("start", self._timeout)
-        self._free_outgrown()
-
     def _free_outgrown(self):
-        """Free outgrown memory, or let release() do it, unless a graph of any rank may use it; collective.
+        """Free outgrown memory, which no graph of any rank may use, or let release() do it; collective.
 
         All ranks' kernels have ended, as allocate() is collective. Memory in NVSHMEM's heap is freed with the Buffer.
         """
-        if any(self.world.tell(bool(self.captured), self._timeout)):
-            return
         outgrown, self._retired = self._retired, []
         for memory, heaps, clear in outgrown:
             if isinstance(memory, SymmetricMemory):
@@ -310,16 +310,6 @@ class GroupMemory:
         while self.unused:
             self.unused.pop().free()
 
-    def _make_heaps(self):
-        """Make each rank lend results from the current pool."""
-        for r in self.ranks:
-            buffer, layout = self._pool.buffers.get(r.rank), self.pool_layout
-            if r.heap.buffer is not buffer:
-                r.heap = MemoryPool(self.machine, r.rank, (buffer, layout.heap_at, layout.nbytes))
-
-    def _heaps(self):
-        return {r.rank: r.heap for r in self.ranks}
-
     def put_back(self):
         """After an error: reset memory to its state before the first call; results stay valid. Collective."""
         self.machine.synchronize()
@@ -329,14 +319,13 @@ class GroupMemory:
         mine = self.max_tokens, [self.n_local_experts, *self.pool_layout]
         max_tokens, sizes = zip(*self.world.tell(mine, self._timeout))
         self.max_tokens = max(max_tokens)
-        if all(one == sizes[0] for one in sizes):
-            self._make_heaps()
-            self.initialise()
-            return
-        # the failed call grew memory on some ranks only: all start with new memory
-        self._retired, self._uneven, self._pool, self.pool_layout = [], self._memories(), self._no_pool, PoolLayout()
-        self._control, self.n_local_experts = self._no_pool, 0
-        self.want_experts(INITIAL_LOCAL_EXPERTS, dict(call="reset"))
+        if any(one != sizes[0] for one in sizes):
+            # the failed call grew memory on some ranks only: all start with new memory
+            uneven, none = self._memories(), self._no_memory
+            self.n_local_experts, self.pool_layout = 0, PoolLayout()
+            self._retired, self._uneven, self._control, self._pool, self.heaps = [], uneven, none, none, {}
+            self.make_room("reset", INITIAL_LOCAL_EXPERTS)
+        self.initialise()
 
     def free(self, together):
         """Free everything; memory of results in use is freed when they are dropped."""

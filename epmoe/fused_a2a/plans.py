@@ -87,7 +87,8 @@ class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
     It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. x: the checked rows,
-    with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, see CallLog. names: of the
+    with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, since
+    messages and room follow from it, see CallLog. names: of the
     arrays, for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
     rows_vary: whether the number of rows differs between calls with an exact handle. dtypes: {name: type it must have}
     if arrays must be placed; None if kernels read them in place. is_exact: whether the call is a dispatch in which the host
@@ -111,6 +112,7 @@ class Plan:
         self.facts = dict(call=call, hidden=self.hidden, dtype=str(self.dtype)) | facts
         many = buffer.launches.tuning.many_blocks
         self.facts[f"at least {many} SMs"] = buffer.launches.blocks(num_sms) >= many
+        buffer.log.agree(self.facts, buffer.timeout)
 
     def rank_calls(self, kernel, values):
         """A RankCall for each rank here. values: {field: value} for each rank."""
@@ -164,7 +166,7 @@ class CombinePlan(Plan):
         self.outs = [of(n) for n in self.num_tokens]
         probs_at = align(capacity * shape.row_bytes)
         nbytes = probs_at + 4 * shape.n_meta * capacity * has_probs
-        buffer.want_pool(self.facts, dict(staging_bytes=nbytes, flag_rows=capacity), shape)
+        buffer.make_room(call, shape=shape, staging_bytes=nbytes, flag_rows=capacity)
         staging_at = buffer.pool_layout.staging_at
         values = dict(places=[staging_at, 0, staging_at + probs_at, 0], capacity=capacity)
         self.calls = self.rank_calls(combine_kernel(shape), [values] * len(self.num_tokens))

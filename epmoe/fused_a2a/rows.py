@@ -46,7 +46,7 @@ class RowsHandle(Handle):
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
-    def prepare_results(self, capacity, top_k=0, n_scales=0):
+    def prepare_results(self, call, capacity, top_k=0, n_scales=0):
         """Make room on all ranks for `capacity` rows of this kind. self.of(rows) is a function made by arranged()."""
         of_row = {"x": ((self.hidden,), self.dtype)}
         if top_k:
@@ -57,7 +57,8 @@ class ReceivingPlan(Plan):
         self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
         self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
-        self.buffer.want_pool(self.facts, dict(result_bytes=self.whole.nbytes, flag_rows=capacity), self.shape)
+        self.buffer.make_room(call, shape=self.shape, result_bytes=self.whole.nbytes, flag_rows=capacity)
+        self.heaps = list(self.buffer.heaps.values())
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at)
 
     def launches(self, kernel):
@@ -96,9 +97,10 @@ class DispatchPlan(ReceivingPlan):
         top_k, n_scales = ids[0].shape[1], scales[0].shape[1] if scales else 0
         arguments.matrices(buffer, "token_probs", token_probs, dtypes=(FP32,), n_rows=num_tokens, n_columns=top_k)
         facts = dict(num_experts=self.num_experts, top_k=top_k, has_scales=bool(n_scales))
+        self.buffer = buffer
+        self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before ranks wait for each other
         super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, not on_device, **facts)
-        self.check_values([((), of_rank) for of_rank in zip(xs, ids)])  # before memory grows
-        buffer.want_experts(local, self.facts)
+        buffer.make_room(call, local)
         wide = all(a.dtype.itemsize == 8 for a in ids)
         # kernels read ids in this machine's byte order; on a GPU most ids need no conversion
         types = [a.dtype.newbyteorder("=") if wide else np.dtype(np.int32) for a in ids]
@@ -108,7 +110,7 @@ class DispatchPlan(ReceivingPlan):
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
         self.shape = buffer.launches.shape(local, self.hidden * self.dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not on_device)
-        self.prepare_results(n_ranks * buffer.max_tokens, top_k, n_scales)
+        self.prepare_results(call, n_ranks * buffer.max_tokens, top_k, n_scales)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.capacity] * len(ids)
@@ -135,7 +137,7 @@ class DispatchPlan(ReceivingPlan):
         """
         r, launch, memory, per_expert_of = self.parts[i]
         words, n = launch.words, self.capacity
-        kept, loan = r.arena.lend(memory), r.heap.lend(self.whole)
+        kept, loan = r.arena.lend(memory), self.heaps[i].lend(self.whole)
         handle.loans.append(kept)
         words[self.takes] = array("Q", addresses)
         for at_words, run in kept.piece.words:
@@ -170,12 +172,12 @@ class CachedPlan(ReceivingPlan):
         super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs)
         row_bytes = self.hidden * self.dtype.itemsize
         self.shape = buffer.launches.shape(1, row_bytes, num_sms, send=num_tokens, top_k=1)
-        self.prepare_results(handle.capacity)
+        self.prepare_results(call, handle.capacity)
         self.parts = self.launches(resend_kernel(self.shape))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: recv_x [N, H], of x's dtype."""
-        n, launch, loan = handle.num_rows[i], self.parts[i], self.buffer.ranks[i].heap.lend(self.whole)
+        n, launch, loan = handle.num_rows[i], self.parts[i], self.heaps[i].lend(self.whole)
         words = launch.words
         words[X] = addresses[0]
         for at_words, run in (*handle.loans[i].piece.words, *(loan.piece.words if loan else self.staged)):

@@ -168,7 +168,7 @@ class RowsRun:
 
     def _fill_heaps(self, buffer):
         for rank in self.world.full_heap:
-            heap = buffer.ranks[rank].heap  # a call that grew the pool has replaced it
+            heap = buffer.heaps[rank]  # a call that grew the pool has replaced it
             while (loan := heap.lend(SMALLEST)) is not None:
                 self.lent.append(loan)
 
@@ -188,7 +188,7 @@ class RowsRun:
         buffer.host_words.wait = lambda timeout: run_all()
         self.machine.synchronize = buffer.placing.let_go = buffer._free_outgrown = lambda *keys: None
         buffer.placing.place = lambda rank, name, *more: place(rank, f"{name} {next(number)}", *more)
-        lenders = [lender for r in buffer.ranks for lender in (r.arena, r.heap)]
+        lenders = [*(r.arena for r in buffer.ranks), *buffer.heaps.values()]
         for lender in lenders:
             lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
         if self.world.absent:

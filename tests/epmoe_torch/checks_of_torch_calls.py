@@ -75,8 +75,8 @@ class Calls:
 
     def lent(self):
         """Pieces of memory that results lie in."""
-        ranks = [of(self.world).ranks[0] for of in BUFFERS]
-        return [(r.arena.lent_bytes, r.heap.in_use) for r in ranks]
+        buffers = [of(self.world) for of in BUFFERS]
+        return [(b.ranks[0].arena.lent_bytes, any(heap.in_use for heap in b.heaps.values())) for b in buffers]
 
     def close(self):
         self.handle = self.experts = None

@@ -53,7 +53,7 @@ def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
     before = [r.scratches[-1] for r in buffer.ranks]
     for memory in before:
         memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
-    buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
+    buffer.make_room("a larger one", 2 * buffer.n_local_experts)
     assert [r.scratches[-1] for r in buffer.ranks] != before and not freed
     buffer.close()
     assert freed == before
@@ -111,7 +111,7 @@ def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_capture
     buffer.initialise()
     assert not any(hold_something())
     with pytest.raises(EPStateError, match="a larger one has 128 experts a rank, more than 64, and CUDA graphs use"):
-        buffer.want_experts(2 * buffer.n_local_experts, dict(call="a larger one"))
+        buffer.make_room("a larger one", 2 * buffer.n_local_experts)
 
 
 @pytest.mark.parametrize("source", [0, 1])
@@ -264,14 +264,14 @@ def test_a_combine_whose_growth_is_refused_grows_the_next_time(monkeypatch):
     (*_, handle), (*_, known) = dispatched(group, rng)
     buffer, rows = fused_a2a.get_buffer(group, 0), tokens(rng, known.num_rows, 8)
     with monkeypatch.context() as refusing:
-        refusing.setattr(buffer, "want_pool", refuse)
+        refusing.setattr(buffer, "make_room", refuse)
         with pytest.raises(EPValueError, match="not now"):
             fused_a2a.fused_combine(rows, group, handle)
     combined, _ = fused_a2a.fused_combine(rows, group, handle)
     assert_same(combined, reference.combine_forward(rows, known), "combined")
 
 
-def refuse(*given):
+def refuse(*given, **needs):
     raise EPValueError("not now")
 
 
