@@ -91,8 +91,8 @@ class ExpandingPlan(Plan):
 class DispatchPlan(ExpandingPlan):
     """A plan for dispatches of these shapes and options. arrays: ARGUMENTS of HybridEPDispatch.forward.
 
-    options: num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, p2p_world_size, num_sms of dispatch and
-    combine.
+    options: num_local_experts, num_permuted_tokens, pad_multiple, fp8_dispatch, the group's p2p_world_size or None, num_sms
+    of dispatch and combine.
     """
 
     makes, remedy = HybridHandle, "give num_permuted_tokens"
@@ -105,9 +105,6 @@ class DispatchPlan(ExpandingPlan):
         self.pad = arguments.padding(pad_multiple, local)
         if limit is not None:
             limit = arguments.rows("num_permuted_tokens", limit)
-        a_world = n_ranks if a_world is None else arguments.whole("p2p_world_size", a_world, 1)
-        if n_ranks % a_world:
-            raise EPValueError(f"p2p_world_size={a_world} must divide n_ranks={n_ranks}")
         xs = arguments.matrices(buffer, "x", x, dtypes=TYPES, vectors=True)
         (_, hidden), dtype = xs[0].shape, xs[0].dtype
         if is_fp8 and (dtype != BF16 or hidden % FP8_GROUP):
@@ -125,7 +122,7 @@ class DispatchPlan(ExpandingPlan):
         facts |= dict(has_num_permuted_tokens=limit is not None)
         super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs, limit is None, **facts)
         self.form = local, tuple(num_tokens), a_world, limit
-        self.sums = dict(n_local_experts=local, p2p_world_size=a_world)
+        self.sums = dict(n_local_experts=local, p2p_world_size=a_world or n_ranks)
         row_bytes = hidden * dtype.itemsize
         of_kernel = dict(expand=num_tokens, has_probs=bool(probs), has_meta=True)
         if is_fp8:

@@ -106,9 +106,7 @@ def hybrid_ep_combine(x, handle, num_permuted_tokens=None, pad_multiple=None, fu
     return combine(x, PLAIN, handle, num_permuted_tokens, pad_multiple)
 
 
-def dispatch(
-    buffer, given, group, interface, num_local_experts, num_sms_dispatch=24, num_sms_combine=24, num_rows=None, pad=None
-):
+def dispatch(buffer, given, group, interface, num_local_experts, num_sms_dispatch, num_sms_combine, num_rows, pad):
     """hybrid_ep_dispatch for any Interface. given: x, routing_map, and probs or None."""
     # True == 1 and 2.0 == 2 would find the plan of the int, so check types
     if not (
