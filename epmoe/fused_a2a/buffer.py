@@ -18,8 +18,6 @@ from epmoe.host.placing import Placing
 from epmoe.host.rounds import REFUSALS, Turn, in_short
 from epmoe.kernels.rows import mailbox, wait
 from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
-from epmoe.kernels.rows.shape import parameter_block
-from epmoe.kernels.stamps import TraceBuffers
 from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
@@ -263,29 +261,7 @@ class Buffer(GroupMemory):
             self.placing.close()
             self.free(together)
 
-    # ------------------------------------------------------------------ launches
-    def prepare(self, kernel, r, num_tokens, grid, values):
-        """Prepare a launch of a rank's kernel. values: {field: value}, beside those of all launches of the rank."""
-        launches = self.launches
-        of_ranks = dict(control_ptrs=list(self._control.addresses), pool_ptrs=list(self._pool.addresses))
-        block = parameter_block(self.n_ranks)
-        same = dict(
-            context=launches.contexts.address(self.machine, r.rank, block.pack_context(of_ranks)),
-            mailboxes_at=self.layout.mailboxes,
-            mailbox_bytes=self.layout.mailbox_bytes,
-            words=r.words.address,
-            timeout_ns=max(1, int(self._timeout * 1e9)),
-            columns=r.scratches[-1].address,
-            lamport_at=self.pool_layout.lamport_at,
-            lamport_bytes=self.pool_layout.lamport_bytes,
-        )
-        if launches.launch.trace:
-            stamps = launches.traces.setdefault(kernel.name, TraceBuffers())
-            same["trace"] = stamps.address(self.machine, r.rank, launches.most_blocks)
-        words = block.pack(same | values).tolist()
-        stream = self.world.stream_of(r.rank, fused=True)
-        return self.machine.prepared(kernel, grid, kernel.max_threads, words, num_tokens, r.rank, stream=stream)
-
+    # ------------------------------------------------------------------ what kernels tell
     def told(self, i, n_local_experts, interface):
         """What the i-th rank's dispatch has told the host; for i = 0 it waits for all ranks here. Raises as check().
 
@@ -329,7 +305,6 @@ class Buffer(GroupMemory):
             return self._bad_ids_of([np.frombuffer(words, np.int32) for words in status])
         return None
 
-    # ------------------------------------------------------------------ errors
     def check(self):
         """Wait for the kernels; raise PeerTimeout if a wait expired, EPValueError if ids in device memory were bad."""
         words = (np.int32, (STATUS_BYTES // 4,), mailbox.STATUS)
@@ -343,7 +318,7 @@ class Buffer(GroupMemory):
         for r, words in zip(self.ranks, status):
             if not any(words.tolist()):  # faster than NumPy for so few words
                 continue
-            at, control = self.layout, self._control.buffers[r.rank]
+            at, control = self.layout, self.control.buffers[r.rank]
             try:
                 boxes = control.read(np.uint64, (2, self.n_ranks, at.mailbox_bytes // 8), at.mailboxes)
                 num_tokens = boxes[:, :, mailbox.NUM_TOKENS] >> np.uint64(32)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from epmoe import device
 from epmoe.kernels import LaunchConfig
-from epmoe.kernels.launch import SIMULATOR_BLOCKS, Contexts
+from epmoe.kernels.launch import Contexts
 from epmoe.kernels.rows import shape as rows_shape
 from epmoe.kernels.rows.shape import RowsShape, parameter_block
 from epmoe.kernels.rows.small import lamport
+from epmoe.kernels.stamps import TraceBuffers
 
 at = parameter_block(1).index  # of a field's first word; it does not depend on the number of ranks
 
@@ -34,11 +35,10 @@ class Launches:
     """Shapes of one Buffer's kernels, and memory that all its launches use. launch: its LaunchConfig."""
 
     def __init__(self, world, launch=None):
-        self.world, self.machine = world, world.machine
+        self.n_ranks = world.n_ranks
         self.launch = world.share(launch or LaunchConfig())
         self.threads = self.launch.threads
-        of_machine = SIMULATOR_BLOCKS if device.SIM else self.machine.n_sms
-        self.most_blocks = self.launch.n_sms or of_machine
+        self.most_blocks = self.launch.grid(world.machine)
         self.contexts = Contexts()
         self.traces = {}  # TraceBuffers by name of a kernel, if the LaunchConfig asks for stamps
         # tuning constants of kernels, small in the simulator
@@ -55,7 +55,7 @@ class Launches:
         """
         most, fewer = max((*send, *expand, *combine), default=0), None
         more |= dict(trace=self.launch.trace, tuning=self.tuning)
-        shape = RowsShape(self.world.n_ranks, n_local_experts, self.threads, row_bytes, **more)
+        shape = RowsShape(self.n_ranks, n_local_experts, self.threads, row_bytes, **more)
         n_blocks = self.blocks(num_sms)
         shape = replace(shape, lamport=lamport.rows_for(shape, most, n_blocks))
         by_all = n_blocks == self.most_blocks
@@ -87,12 +87,28 @@ class RankCall(dict):
     """
 
     def __init__(self, plan, i, kernel, values):
-        self._buffer, self.r, self._values = plan.buffer, plan.buffer.ranks[i], values
-        self._how = kernel, self.r, plan.num_tokens[i]
-        self.most = plan.buffer.launches.blocks(plan.num_sms)
+        buffer, launches, block = plan.buffer, plan.buffer.launches, parameter_block(plan.buffer.n_ranks)
+        self.r, self.most = buffer.ranks[i], launches.blocks(plan.num_sms)
+        of_ranks = dict(control_ptrs=list(buffer.control.addresses), pool_ptrs=list(buffer.pool.addresses))
+        values = values | dict(
+            context=launches.contexts.address(buffer.machine, self.r.rank, block.pack_context(of_ranks)),
+            mailboxes_at=buffer.layout.mailboxes,
+            mailbox_bytes=buffer.layout.mailbox_bytes,
+            words=self.r.words.address,
+            timeout_ns=max(1, int(buffer.timeout * 1e9)),
+            columns=self.r.scratches[-1].address,
+            lamport_at=buffer.pool_layout.lamport_at,
+            lamport_bytes=buffer.pool_layout.lamport_bytes,
+        )
+        if launches.launch.trace:
+            stamps = launches.traces.setdefault(kernel.name, TraceBuffers())
+            values["trace"] = stamps.address(buffer.machine, self.r.rank, launches.most_blocks)
+        how = kernel.max_threads, block.pack(values).tolist(), plan.num_tokens[i], self.r.rank
+        stream = buffer.world.stream_of(self.r.rank, fused=True)
+        self._prepared = lambda grid: buffer.machine.prepared(kernel, grid, *how, stream=stream)
 
     def __missing__(self, blocks):
-        launch = self[blocks] = self._buffer.prepare(*self._how, max(2, blocks), self._values)
+        launch = self[blocks] = self._prepared(max(2, blocks))
         return launch
 
     def of(self, n_rows):

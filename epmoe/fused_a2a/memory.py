@@ -169,7 +169,7 @@ class GroupMemory:
         self.n_local_experts, self.max_tokens = 0, 0
         self.unused = []  # outgrown buffers without results: see release()
         self._retired, self._uneven = [], []  # outgrown memory; the latter is not the same on all ranks
-        self._no_memory = self._control = self._pool = SymmetricMemory({}, [0] * group.n_ranks)
+        self._no_memory = self.control = self.pool = SymmetricMemory({}, [0] * group.n_ranks)
         self.pool_layout, self.heaps = PoolLayout(), {}  # heaps: {rank: MemoryPool} for results in the pool
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
         self._plans = {}  # plans, which hold addresses: see Buffer.call
@@ -222,9 +222,9 @@ class GroupMemory:
             r.scratches.append(self.machine.alloc(nbytes, "rows layout", r.rank))
             for buffer in (r.scratches[-1], new.buffers[r.rank]):
                 buffer.fill(0)
-        outgrown = [*self._retired, (self._control, {}, _zero)]
+        outgrown = [*self._retired, (self.control, {}, _zero)]
         # one statement, which no signal interrupts
-        self._retired, self._control, self.n_local_experts, self.layout = outgrown, new, n_local_experts, layout
+        self._retired, self.control, self.n_local_experts, self.layout = outgrown, new, n_local_experts, layout
 
     def _replace_pool(self, layout):
         new, heaps = self.world.allocate(layout.nbytes, "rows pool", layout.regions(), self._timeout), {}
@@ -232,8 +232,8 @@ class GroupMemory:
             buffer = new.buffers[r.rank]
             layout.clear(buffer)
             heaps[r.rank] = MemoryPool(self.machine, r.rank, (buffer, layout.heap_at, layout.nbytes))
-        outgrown = [*self._retired, (self._pool, self.heaps, self.pool_layout.clear)]
-        self._retired, self._pool, self.heaps, self.pool_layout = outgrown, new, heaps, layout
+        outgrown = [*self._retired, (self.pool, self.heaps, self.pool_layout.clear)]
+        self._retired, self.pool, self.heaps, self.pool_layout = outgrown, new, heaps, layout
 
     def initialise(self):
         """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
@@ -251,8 +251,8 @@ class GroupMemory:
         return [
             *self._retired,
             *self._uneven,
-            (self._control, {}, _zero),
-            (self._pool, self.heaps, self.pool_layout.clear),
+            (self.control, {}, _zero),
+            (self.pool, self.heaps, self.pool_layout.clear),
         ]
 
     def want_tokens(self, max_tokens):
@@ -323,7 +323,7 @@ class GroupMemory:
             # the failed call grew memory on some ranks only: all start with new memory
             uneven, none = self._memories(), self._no_memory
             self.n_local_experts, self.pool_layout = 0, PoolLayout()
-            self._retired, self._uneven, self._control, self._pool, self.heaps = [], uneven, none, none, {}
+            self._retired, self._uneven, self.control, self.pool, self.heaps = [], uneven, none, none, {}
             self.make_room("reset", INITIAL_LOCAL_EXPERTS)
         self.initialise()
 
@@ -344,7 +344,7 @@ class GroupMemory:
 
     def staging(self, r):
         """Address of a rank's staging area."""
-        return self._pool.addresses[r.rank] + self.pool_layout.staging_at
+        return self.pool.addresses[r.rank] + self.pool_layout.staging_at
 
     @property
     def allocated_bytes(self):

@@ -54,11 +54,11 @@ class ReceivingPlan(Plan):
         if n_scales:
             of_row["scales"] = (n_scales,), FP32
         self.of = self.arranged("rows result", of_row, PLACE_OF.get)
-        self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
         self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
         self.buffer.make_room(call, shape=self.shape, result_bytes=self.whole.nbytes, flag_rows=capacity)
         self.heaps = list(self.buffer.heaps.values())
+        self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at)
 
     def launches(self, kernel):

@@ -205,9 +205,9 @@ class RowsRun:
         self.machine.synchronize()
 
     def _leave_out(self, buffer):
-        prepare, self.words = buffer.prepare, [0] * parameter_block(1).n_words
+        prepared, self.words, absent = self.machine.prepared, [0] * parameter_block(1).n_words, self.world.absent
         buffer.changed()
-        buffer.prepare = lambda kernel, r, *more: self if r.rank in self.world.absent else prepare(kernel, r, *more)
+        self.machine.prepared = lambda *what, **how: self if what[-1] in absent else prepared(*what, **how)
 
     def start(self, *words):
         """Do nothing, as the launch of an absent rank."""
@@ -219,7 +219,7 @@ class RowsRun:
             buffer.check()
         except PeerTimeout:
             note = buffer.layout.mailbox(epoch & 1, 0) + mailbox.PLACES
-            places = buffer._control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
+            places = buffer.control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
             # combine's probs use it, but no later cached dispatch does
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
@@ -235,14 +235,14 @@ class RowsRun:
                 raise Leftover(f"words of rank {r.rank} after the calls: {words.tolist()}")
             # counters of the last call stay until the next one, which uses those of the other parity
             other = 1 - int(words[mailbox.EPOCH // 4]) % 2
-            arrived = buffer._control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
+            arrived = buffer.control.buffers[r.rank].read(np.int32, (2, self.world.n_ranks), buffer.layout.arrived)
             if arrived[other].any() or any(words[at // 4 + other] for at in mailbox.BY_PARITY):
                 raise Leftover(f"counters of rank {r.rank} after the calls: {arrived.tolist()}, {words.tolist()}")
             self._check_lamport_rows(buffer, r.rank)
 
     def _check_lamport_rows(self, buffer, rank):
         """Every word must hold ABSENT again, whether its reader took it or did not need it."""
-        pool, layout = buffer._pool.buffers[rank], buffer.pool_layout
+        pool, layout = buffer.pool.buffers[rank], buffer.pool_layout
         words = pool.read(np.uint32, (2, layout.lamport_bytes // 4), layout.lamport_at)
         if (words != ABSENT).any():
             parity, word = np.argwhere(words != ABSENT)[0].tolist()

@@ -20,10 +20,10 @@ class Nothing:
 
 def without(buffer, rank, monkeypatch):
     """From here on that rank launches nothing of this Buffer."""
-    prepare = buffer.prepare
+    prepared = buffer.machine.prepared
     buffer.changed()
     monkeypatch.setattr(
-        buffer, "prepare", lambda kernel, r, *more: Nothing() if r.rank == rank else prepare(kernel, r, *more)
+        buffer.machine, "prepared", lambda *what, **how: Nothing() if what[-1] == rank else prepared(*what, **how)
     )
 
 

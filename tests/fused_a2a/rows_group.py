@@ -55,7 +55,7 @@ def expect_nothing_left(group, buffer):
     at = buffer.pool_layout
     assert at.lamport_bytes > 0
     for r in buffer.ranks:
-        words = buffer._pool.buffers[r.rank].read(np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at)
+        words = buffer.pool.buffers[r.rank].read(np.uint32, (2 * at.lamport_bytes // 4,), at.lamport_at)
         assert (words == ABSENT).all(), f"rank {r.rank}: {np.flatnonzero(words != ABSENT)} of the windows' words"
     assert not group.machine.races
 

@@ -63,7 +63,7 @@ def test_outgrown_memory_is_freed_once_no_result_is_in_it():
     group, rng, freed = group_of(2), np.random.default_rng(3), []
     (*results, _), (*want, _) = dispatched(group, rng)
     buffer = fused_a2a.get_buffer(group, 0)
-    outgrown = list(buffer._pool.buffers.values())
+    outgrown = list(buffer.pool.buffers.values())
     for memory in outgrown:
         memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_outgrown_memory_is_freed_after_close_too():
     group, rng, freed = group_of(1), np.random.default_rng(3), []
     (*results, _), _ = dispatched(group, rng, (4,))
     buffer = fused_a2a.get_buffer(group, 0)
-    (outgrown,) = buffer._pool.buffers.values()
+    (outgrown,) = buffer.pool.buffers.values()
     outgrown.free = lambda free=outgrown.free: (freed.append(outgrown), free())
     dispatched(group, rng, (8,), 64)
     buffer.close()
@@ -100,14 +100,14 @@ def test_calls_numbered_anew_find_nothing_of_earlier_ones_in_memory_that_capture
     dispatch(9)
     buffer = buffers.hybrid_ep_buffer(group)
     buffer.captured.append(())  # of a graph
-    used = [(memory, buffer.pool_layout.flag_bytes) for memory in buffer._pool.buffers.values()]
-    used += [(memory, memory.nbytes) for memory in buffer._control.buffers.values()]
+    used = [(memory, buffer.pool_layout.flag_bytes) for memory in buffer.pool.buffers.values()]
+    used += [(memory, memory.nbytes) for memory in buffer.control.buffers.values()]
 
     def hold_something():
         return [memory.read(np.uint8, (nbytes,)).any() for memory, nbytes in used]
 
     dispatch(30)
-    assert all(hold_something()) and buffer._pool.buffers[0] is not used[0][0]
+    assert all(hold_something()) and buffer.pool.buffers[0] is not used[0][0]
     buffer.initialise()
     assert not any(hold_something())
     with pytest.raises(EPStateError, match="a larger one has 128 experts a rank, more than 64, and CUDA graphs use"):

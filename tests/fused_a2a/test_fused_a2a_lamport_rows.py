@@ -100,13 +100,13 @@ def words_of_all_kinds(rng, n_rows, n_words):
 def test_a_rank_of_few_tokens_has_blocks_for_what_peers_send(monkeypatch):
     """One token among peers with many was stored by five blocks: 45 us instead of 15 on 2 H200."""
     group, rng, grids = group_of(2, n_sms=8, num_threads=32), np.random.default_rng(3), {}
-    prepare = buffers.Buffer.prepare
+    prepared = group.machine.prepared
 
-    def seen(self, kernel, r, num_tokens, grid, values):
+    def seen(kernel, grid, block, words, num_tokens, my_rank, **how):
         grids[kernel.name, num_tokens] = grid
-        return prepare(self, kernel, r, num_tokens, grid, values)
+        return prepared(kernel, grid, block, words, num_tokens, my_rank, **how)
 
-    monkeypatch.setattr(buffers.Buffer, "prepare", seen)
+    monkeypatch.setattr(group.machine, "prepared", seen)
     equal_calls(group, rng, (1, 1), 8)
     assert grids["rows_dispatch", 1] == grids["rows_resend", 1] == 5
     equal_calls(group, rng, (FEW, 1), 8)

@@ -38,7 +38,7 @@ def dispatched(group, num_tokens=(4, 3), hidden=16):
 def test_a_result_of_dispatch_keeps_its_memory_and_the_memory_goes_with_the_last_result(end, on):
     group = group_of(2)
     recv_x, recv_ids = dispatched(group)[:2]
-    pools = [fused_a2a.get_buffer(group, 0)._pool.buffers[rank] for rank in (0, 1)]
+    pools = [fused_a2a.get_buffer(group, 0).pool.buffers[rank] for rank in (0, 1)]
     want = host([recv_x, recv_ids])
     end(group)
     del group
@@ -61,6 +61,6 @@ def test_memory_that_nobody_looks_at_goes_at_once(on):
     dispatched(group)
     buffer = fused_a2a.get_buffer(group, 0)
     gc.collect()
-    pool = buffer._pool.buffers[0]
+    pool = buffer.pool.buffers[0]
     buffer.close()
     assert not is_there(pool)
