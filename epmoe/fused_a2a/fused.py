@@ -4,6 +4,7 @@ from epmoe.fused_a2a import arguments
 from epmoe.fused_a2a.buffer import PLAIN
 from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.rows import ARGUMENTS, DispatchPlan, RowsHandle
+from epmoe.host import inputs
 from epmoe_ref.errors import EPValueError
 
 
@@ -137,7 +138,7 @@ def expect_handle(handle, group):
     if type(handle) is not RowsHandle:
         RowsHandle.refuse(handle)
     if handle.group is not group:
-        buffer_of(group)  # raises if it is no world
+        inputs.world("group", group)
         raise EPValueError(
             f"group is {group!r}, and the handle belongs to a dispatch over another one, "
             f"{handle.group!r}: rows go back over the group that they came by; pass that one"
