@@ -9,10 +9,7 @@ from epmoe_ref.errors import EPValueError
 
 
 class FusedDispatch:
-    """Send every token to the ranks of its experts, and its gradient back.
-
-    group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
-    """
+    """Send every token to the ranks of its experts, and its gradient back."""
 
     @staticmethod
     def forward(

@@ -78,11 +78,11 @@ class ExpandingPlan(Plan):
             of_row["out_scales"] = (shape.scale_words,), FP32
         self.of = self.arranged("hybrid result", of_row)
 
-    def stage(self, call, rows, local, shape=None):
+    def stage(self, rows, local, shape=None):
         """Make room to receive `rows` rows in the staging area; {field: value} of each rank's launches that do."""
         buffer = self.buffer
         fields, nbytes = staging_area(rows, self.shape.row_bytes, local)
-        buffer.make_room(call, local, shape, staging_bytes=nbytes, flag_rows=rows)
+        buffer.make_room(self.facts["call"], local, shape, staging_bytes=nbytes, flag_rows=rows)
         layout, offsets = buffer.pool_layout, [field.offset for field in fields.values()]
         staged = dict(places=[layout.staging_at + offset for offset in offsets], capacity=rows, out_rows=NO_LIMIT)
         return [staged | dict(sources=[buffer.staging(r) + offset for offset in offsets]) for r in buffer.ranks]
@@ -100,7 +100,7 @@ class DispatchPlan(ExpandingPlan):
     def __init__(self, buffer, call, interface, names, arrays, options, group):
         x, routing_map, *probs = arrays
         num_local_experts, limit, pad_multiple, is_fp8, a_world, self.num_sms_of = options
-        n_ranks, num_sms, is_fp8 = buffer.n_ranks, self.num_sms_of[0], bool(is_fp8)
+        n_ranks, num_sms = buffer.n_ranks, self.num_sms_of[0]
         self.local = local = arguments.local_experts(num_local_experts, n_ranks)
         self.pad = arguments.padding(pad_multiple, local)
         if limit is not None:
@@ -112,7 +112,7 @@ class DispatchPlan(ExpandingPlan):
                 f"fp8_dispatch=True needs bfloat16 rows of a multiple of {FP8_GROUP} elements; x is {dtype} "
                 f"with {hidden} columns"
             )
-        num_tokens, self.limit, names = [a.shape[0] for a in xs], limit, names[: len(arrays)]
+        num_tokens, self.limit = [a.shape[0] for a in xs], limit
         because = f": n_ranks={n_ranks} times num_local_experts={local}"
         of_all = dict(n_rows=num_tokens, n_columns=local * n_ranks, because=because)
         arguments.matrices(buffer, "routing_map", routing_map, dtypes=(np.dtype(bool),), **of_all)
@@ -133,7 +133,7 @@ class DispatchPlan(ExpandingPlan):
         self.prepare_results(shape, E4M3 if is_fp8 else dtype)
         self.capacity = rows = n_ranks * buffer.max_tokens
         more = dict(num_rows=NO_LIMIT if limit is None else limit, pad_multiple=self.pad)
-        values = [staged | more for staged in self.stage(call, rows, local, shape)]
+        values = [staged | more for staged in self.stage(rows, local, shape)]
         self.calls, self.ready = self.rank_calls(dispatch_kernel(shape), values), [None] * len(num_tokens)
         for i in range(len(num_tokens)):
             self._prepare_for(i, limit or 0)
@@ -213,7 +213,7 @@ class CachedPlan(ExpandingPlan):
         row_bytes, local = self.hidden * self.dtype.itemsize, handle.sums["n_local_experts"]
         shape = replace(buffer.launches.shape(local, row_bytes, num_sms), lamport=0)
         self.prepare_results(shape, self.dtype)
-        self.calls = self.rank_calls(resend_kernel(shape), self.stage(call, handle.capacity, 0))
+        self.calls = self.rank_calls(resend_kernel(shape), self.stage(handle.capacity, 0))
 
     def run(self, i, addresses, handle, made):
         """See Plan. Results: rows [P, H] grouped by expert, in x's dtype."""

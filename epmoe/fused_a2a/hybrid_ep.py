@@ -7,10 +7,7 @@ from epmoe.fused_a2a.hybrid import ARGUMENTS, DispatchPlan, HybridHandle
 
 
 class HybridEPDispatch:
-    """Send every token to each of its experts, rows grouped by expert, and the gradient back.
-
-    group is a world of epmoe; with a LocalWorld, whatever differs per rank is a list over ranks.
-    """
+    """Send every token to each of its experts, rows grouped by expert, and the gradient back."""
 
     @staticmethod
     def forward(

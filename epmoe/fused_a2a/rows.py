@@ -46,7 +46,7 @@ class RowsHandle(Handle):
 class ReceivingPlan(Plan):
     """A plan in which peers write rows into the pool's heap, or into the staging area if the heap has no room."""
 
-    def prepare_results(self, call, capacity, top_k=0, n_scales=0):
+    def prepare_results(self, capacity, top_k=0, n_scales=0):
         """Make room on all ranks for `capacity` rows of this kind. self.of(rows) is a function made by arranged()."""
         of_row = {"x": ((self.hidden,), self.dtype)}
         if top_k:
@@ -56,7 +56,7 @@ class ReceivingPlan(Plan):
         self.of = self.arranged("rows result", of_row, PLACE_OF.get)
         self.takes = slice(X, X + len(of_row))  # words of the caller's x, ids, probs and scales
         self.capacity, (self.whole, self.results) = capacity, self.of(capacity)
-        self.buffer.make_room(call, shape=self.shape, result_bytes=self.whole.nbytes, flag_rows=capacity)
+        self.buffer.make_room(self.facts["call"], shape=self.shape, result_bytes=self.whole.nbytes, flag_rows=capacity)
         self.heaps = list(self.buffer.heaps.values())
         self.moves = self.rank_calls(move_kernel(self.buffer.launches.threads), [{}] * len(self.num_tokens))
         self.staged = self.whole.runs(self.buffer.pool_layout.staging_at)
@@ -110,7 +110,7 @@ class DispatchPlan(ReceivingPlan):
         of_kernel |= dict(top_k=top_k, id_bytes=8 if wide else 4)
         self.shape = buffer.launches.shape(local, self.hidden * self.dtype.itemsize, num_sms, **of_kernel)
         buffer.agree_on_tokens(max(num_tokens), not on_device)
-        self.prepare_results(call, n_ranks * buffer.max_tokens, top_k, n_scales)
+        self.prepare_results(n_ranks * buffer.max_tokens, top_k, n_scales)
         self.form, self.sums = (on_device, top_k, *num_tokens), dict(n_local_experts=1, top_k=top_k)
         if on_device:
             self.num_rows = [self.capacity] * len(ids)
@@ -172,7 +172,7 @@ class CachedPlan(ReceivingPlan):
         super().__init__(buffer, call, interface, names, num_tokens, num_sms, xs)
         row_bytes = self.hidden * self.dtype.itemsize
         self.shape = buffer.launches.shape(1, row_bytes, num_sms, send=num_tokens, top_k=1)
-        self.prepare_results(call, handle.capacity)
+        self.prepare_results(handle.capacity)
         self.parts = self.launches(resend_kernel(self.shape))
 
     def run(self, i, addresses, handle, made):
