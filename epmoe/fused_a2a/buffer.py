@@ -257,8 +257,8 @@ class Buffer(GroupMemory):
                 together = True
         finally:
             self.captured.clear()
-            self.launches.close()
-            self.placing.close()
+            for memory in (self.placing, self.launches.contexts, *self.launches.traces.values()):
+                memory.close()
             self.free(together)
 
     # ------------------------------------------------------------------ what kernels tell

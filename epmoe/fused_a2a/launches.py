@@ -72,11 +72,6 @@ class Launches:
             fewer = to_send if send else to_combine if combine else None
         return replace(shape, threads=min(self.threads, fewer or self.threads))
 
-    def close(self):
-        """Free contexts and stamps; the launches that use them must have ended."""
-        for memory in (self.contexts, *self.traces.values()):
-            memory.close()
-
 
 class RankCall(dict):
     """One rank's launches of a kernel for one plan, {blocks: Launch}, each prepared when first looked up.

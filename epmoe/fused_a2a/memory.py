@@ -128,12 +128,6 @@ class CallLog:
             return ""
         return f". This rank called {_as_called(self.recent[-1][1])}: {SAME}"
 
-    def clear(self):
-        """Reset to the state before the first call."""
-        self._agreed.clear()
-        self.recent.clear()
-        self.number = 0
-
 
 def _as_called(facts):
     """A call and its arguments, in words."""
@@ -314,7 +308,7 @@ class GroupMemory:
         """After an error: reset memory to its state before the first call; results stay valid. Collective."""
         self.machine.synchronize()
         self.world.barrier("reset", 2 * self._timeout)  # slower ranks first wait out their timeout
-        self.log.clear()
+        self.log = CallLog(self.world)
         self.changed()
         mine = self.max_tokens, [self.n_local_experts, *self.pool_layout]
         max_tokens, sizes = zip(*self.world.tell(mine, self._timeout))
