@@ -96,16 +96,16 @@ def matrices(
     return seen
 
 
-def tokens(buffer, name, values, scales=None):
-    """Check hidden states, one matrix a rank, and the float32 scales of e4m3 values (None without scales)."""
+def tokens(buffer, values, scales=None):
+    """Check hidden states x, one matrix a rank, and the float32 scales of e4m3 values (None without scales)."""
     if scales is None:
-        return matrices(buffer, name, values, vectors=True), None
-    x = matrices(buffer, name, values, dtypes=(E4M3,), vectors=True)
+        return matrices(buffer, "x", values, vectors=True), None
+    x = matrices(buffer, "x", values, dtypes=(E4M3,), vectors=True)
     hidden = x[0].shape[1]
     if hidden % FP8_GROUP:
-        raise EPValueError(f"{name} has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")
+        raise EPValueError(f"x has {hidden} columns, blockwise FP8 needs a multiple of {FP8_GROUP}")
     of_scales = dict(n_rows=[a.shape[0] for a in x], n_columns=hidden // FP8_GROUP)
-    return x, matrices(buffer, f"scales of {name}", scales, dtypes=(FP32,), **of_scales)
+    return x, matrices(buffer, "scales of x", scales, dtypes=(FP32,), **of_scales)
 
 
 def experts_per_rank(num_experts, n_ranks):

@@ -120,9 +120,7 @@ def init_hybrid_ep_buffer(
 
 def reset_hybrid_ep_buffer(group=None) -> None:
     """Free a group's HybridEP buffer (None: all), also to recover from an error; collective. Handles stay valid."""
-    if group is not None:
-        inputs.world("group", group)
-    for key in [group] if group is not None else list(_hybrid_ep_buffer):
+    for key in list(_hybrid_ep_buffer) if group is None else [inputs.world("group", group)]:
         buffer = _hybrid_ep_buffer.get(key)
         if buffer is not None:
             if not (buffer.closed or buffer.world_has_lists):

@@ -122,7 +122,7 @@ def dispatch(buffer, given, num_experts, group, interface, on_device):
     if type(num_experts) is not int:
         num_experts = arguments.plain("num_experts", num_experts, 1)
     if isinstance(given[0], (list, tuple)):
-        x, *scales = values_and_scales(group.lists, "x", given[0])
+        x, *scales = values_and_scales(group.lists, given[0])
         given = x, *given[1:], *scales
     how = num_experts, RowsHandle.num_sms[0], on_device
     name = "fused_dispatch_on_device" if on_device else "fused_dispatch"
@@ -142,8 +142,8 @@ def expect_handle(handle, group):
         )
 
 
-def values_and_scales(is_list, name, given):
-    """Hidden states as (x,), or (values, scales) if every rank gives a pair (e4m3 values, float32 scales).
+def values_and_scales(is_list, given):
+    """Hidden states x as (x,), or (values, scales) if every rank gives a pair (e4m3 values, float32 scales).
 
     is_list: whether `given` is a list over ranks.
     """
@@ -152,5 +152,5 @@ def values_and_scales(is_list, name, given):
         return (given,)
     if not all(isinstance(a, (list, tuple)) and len(a) == 2 for a in of_all):
         rule = "on every rank, or on none" if is_list else "or one array; lists over ranks are for a LocalWorld"
-        raise EPValueError(f"{name} is a pair (e4m3 values, float32 scales) {rule}")
+        raise EPValueError(f"x is a pair (e4m3 values, float32 scales) {rule}")
     return tuple(map(list, zip(*of_all))) if is_list else tuple(given)

@@ -91,7 +91,7 @@ class DispatchPlan(ReceivingPlan):
         (num_experts, num_sms, on_device), n_ranks = options, buffer.n_ranks
         self.local = local = arguments.experts_per_rank(num_experts, n_ranks)
         self.num_experts = local * n_ranks
-        xs, scales = arguments.tokens(buffer, "x", x, *scales)
+        xs, scales = arguments.tokens(buffer, x, *scales)
         num_tokens = [a.shape[0] for a in xs]
         ids = arguments.expert_indices(buffer, token_indices, num_tokens, self.num_experts)
         top_k, n_scales = ids[0].shape[1], scales[0].shape[1] if scales else 0

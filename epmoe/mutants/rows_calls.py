@@ -161,7 +161,7 @@ def on_device(world, buffer):
     if world.kind == "rows":
 
         def sent(x, ids, probs, on_device):
-            values, *scales = values_and_scales(buffer.world_has_lists, "x", x)
+            values, *scales = values_and_scales(buffer.world_has_lists, x)
             arrays = values, ids, probs, *scales
             options = world.n_experts, None, on_device
             return buffer.call("dispatch", rows.DispatchPlan, rows.ARGUMENTS, arrays, options, buffer.world)
