@@ -1,4 +1,4 @@
-"""Makes a DLPack capsule for an address, with which torch, CuPy and JAX take a DeviceArray without a copy.
+"""NumPy arrays and DLPack capsules for an address; with a capsule torch, CuPy and JAX take a DeviceArray without a copy.
 
 NumPy makes the capsule for an array over that address; then its device and type are overwritten. A consumer frees the
 memory from C, in any thread, during an exception, or after the interpreter has ended. NumPy's deleter allows that; one
@@ -23,7 +23,7 @@ _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
-class _Memory(ctypes.c_uint8 * (sys.maxsize // 2)):
+class Memory(ctypes.c_uint8 * (sys.maxsize // 2)):
     """Looks to NumPy like memory of this process from an address on; NumPy does not touch it. Keeps the owner alive."""
 
     __slots__ = ("owner",)
@@ -38,15 +38,20 @@ def _named(dtype):
     return code, np.dtype(f"u{dtype.itemsize}")
 
 
+def numpy_at(address, shape, dtype, strides=None, owner=None):
+    """A NumPy array over memory at address, host or GPU; keeps owner alive. strides: in bytes, None for C order."""
+    memory = Memory.from_address(address)
+    memory.owner = owner
+    return np.ndarray(shape, dtype, memory, 0, strides)
+
+
 def capsule(address, shape, strides, dtype, device, owner):
     """PyCapsule "dltensor" for memory at address; keeps owner alive until the consumer frees it.
 
     strides: in bytes, None for C order.
     """
     code, plain = _named(np.dtype(dtype))
-    memory = _Memory.from_address(address)
-    memory.owner = owner
-    made = np.ndarray(shape, plain, memory, 0, strides).__dlpack__()
+    made = numpy_at(address, shape, plain, strides, owner).__dlpack__()
     at = _get_pointer(made, b"dltensor") + _HEADER_AT
     header = struct.pack("=iiiB", *device, len(shape), code)
     _MEMORY[at : at + _HEADER_BYTES] = header

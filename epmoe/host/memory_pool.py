@@ -9,6 +9,7 @@ import numpy as np
 
 from epmoe.device import SIM
 from epmoe.host.arrays import DeviceArray, Field
+from epmoe.host.dlpack import Memory
 
 ALIGNMENT = 256  # bytes
 # The simulator fills what is lent with this byte. As int32 it is positive: a word that nobody wrote is no -1, "none".
@@ -111,26 +112,18 @@ class Loan:
 
     def part(self, field):
         """The array that a Field describes."""
-        return self._numpy(field) if SIM else DeviceArray(self, field)
+        if not SIM:
+            return DeviceArray(self, field)
+        nbytes = field.nbytes if field.strides is None else field.span
+        raw = self.buffer.array(np.uint8, (nbytes,), self.start + field.offset)
+        memory = Memory.from_address(raw.ctypes.data)
+        memory.owner = self, raw  # raw too: a dry buffer allocates it here
+        return np.ndarray(field.shape, field.dtype, memory, 0, field.strides)
 
     def read(self, name):
         """A copy of one of the arrays; waits for the kernels."""
         field = self.fields[name]
         return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
-
-    def _numpy(self, field):
-        nbytes = field.nbytes if field.strides is None else field.span
-        raw = self.buffer.array(np.uint8, (max(nbytes, 1),), self.start + field.offset)
-        of_loan = np.asarray(_LentMemory(self, raw))[:nbytes]
-        return np.ndarray(field.shape, field.dtype, of_loan, strides=field.strides)
-
-
-class _LentMemory:
-    """The base of every NumPy view of a loan, so that the loan lives as long as any view."""
-
-    def __init__(self, loan, raw):
-        self.loan, self.raw = loan, raw  # raw: kept alive, since a dry buffer allocates it here
-        self.__array_interface__ = raw.__array_interface__
 
 
 def results_of(fields, machine):

@@ -3,17 +3,14 @@
 They must not overlap themselves, each other, or inputs.
 """
 
-import ctypes
-import sys
-
 import numpy as np
 
 from epmoe.host import inputs
 from epmoe.host.arrays import to_numpy
+from epmoe.host.dlpack import numpy_at
 from epmoe_ref.errors import EPValueError
 
 MAX_WORK = 10_000  # limit of NumPy's exact search; arrays that need more count as overlapping
-_AnyMemory = ctypes.c_uint8 * (sys.maxsize // 2)
 
 
 class Out:
@@ -75,14 +72,9 @@ def _overlaps_itself(a):
 
 
 def _share_memory(a, b):
+    # only addresses are compared, since the host cannot read GPU memory
+    both = [numpy_at(x.address, x.shape, x.dtype, x.strides) if x.host is None else x.host for x in (a, b)]
     try:
-        return np.shares_memory(_numpy(a), _numpy(b), max_work=MAX_WORK)
+        return np.shares_memory(*both, max_work=MAX_WORK)
     except np.exceptions.TooHardError:
         return True
-
-
-def _numpy(a):
-    """An Array as NumPy's, to compare addresses only: it may be GPU memory, which the host cannot read."""
-    if a.host is not None:
-        return a.host
-    return np.ndarray(a.shape, a.dtype, _AnyMemory.from_address(a.address), 0, a.strides)

@@ -4,8 +4,6 @@ The factories have the names and interface of epmoe.kernels, so the phases of a 
 launch. A launch passes arrays where the page has tensors, and addresses where it has pointers.
 """
 
-import ctypes
-import math
 from functools import partial, partialmethod
 from itertools import islice
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host.arrays import Array
+from epmoe.host.dlpack import numpy_at
 from epmoe.kernels import formats, fused_silu_kernel, plain, user_functions
 from epmoe.kernels.plain.arguments import arrays
 
@@ -27,12 +26,8 @@ PAGE_NAMES = {  # function argument of the fast kernels' factories: its name on 
 
 def _array(address, shape, dtype):
     """C-contiguous memory at an address as an Array; in the simulator also as a NumPy array."""
-    dtype = np.dtype(dtype)
-    host = None
-    if device.SIM:
-        raw = (ctypes.c_uint8 * (math.prod(shape) * dtype.itemsize)).from_address(address)
-        host = np.ndarray(shape, dtype, raw)
-    return Array(host, address, tuple(shape), dtype, None, None, None)
+    host = numpy_at(address, shape, dtype) if device.SIM else None
+    return Array(host, address, tuple(shape), np.dtype(dtype), None, None, None)
 
 
 def _number(word, dtype):
