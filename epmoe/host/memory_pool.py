@@ -238,12 +238,11 @@ class _Guard:
 
 def _when_back(pieces, action):
     """Call action() when no Loan of these pieces is left, which may be now. Loans may end in any thread."""
-    loans = [(piece, piece.loan and piece.loan()) for piece in pieces]
-    if all(loan is None for _, loan in loans):
+    loans = [loan for piece in pieces if piece.loan and (loan := piece.loan())]
+    if not loans:
         action()
         return
     guard = _Guard()
     finalize(guard, action).atexit = False
-    for piece, loan in loans:
-        if loan is not None:
-            loan.guard, piece.loan = guard, None
+    for loan in loans:
+        loan.guard, loan.piece.loan = guard, None
