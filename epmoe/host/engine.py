@@ -17,7 +17,7 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 FUSED = ("dispatch_kernel", "combine_kernel")
-MOST_CALLS, MOST_PLANS = 64, 4096  # kept at most
+MOST_PLANS = 4096  # kept at most
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
 FAST_FROM = (9, 0)  # compute capability
 
@@ -72,9 +72,8 @@ class Engine:
         self.rounds = Rounds(stream.capture)
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
-        self._calls = {}  # KernelCall by factory and options
+        self.calls = {}  # KernelCall by factory and options
         self.plans = {}  # Plan or launch by key, which each phase defines
-        self.has_many = False  # more plans or calls than forget_calls() keeps
         self.parts = ()  # of the open round: a Part for each rank
         self.captured = []  # loans of captured calls, which stay lent until close()
         self._unseen = None  # the error that leave() found recorded by kernels
@@ -112,8 +111,9 @@ class Engine:
 
     def enter(self, key, plan):
         """Remember a plan under a key, and return it."""
+        if len(self.plans) >= MOST_PLANS:
+            self.plans.clear()
         self.plans[key] = plan
-        self.has_many = len(self.plans) > MOST_PLANS or len(self._calls) > MOST_CALLS
         return plan
 
     def prepared(self, factory, r, num_tokens, options, *types):
@@ -127,11 +127,11 @@ class Engine:
             if lamport.applies(self.cfg, True, options["router_weights"]):
                 regions = r.regions("combine", "lamport_buf")
         key = (factory, *options.items())
-        if key not in self._calls:
+        if key not in self.calls:
             launch = world.share(self.launch) if fused else self.launch
-            self._calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
+            self.calls[key] = getattr(self._factories, factory)(self.cfg, launch, **options)
         where = self.machine, world.stream_of(r.rank, fused), regions, self.timeout
-        return self._calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
+        return self.calls[key].prepared(Wanted(num_tokens, r.rank, *where, *types))
 
     def start(self, call, launches, fused=False):
         """Start the launches of one call, [(launch, its words)]; in the simulator they end before this returns."""
@@ -155,19 +155,17 @@ class Engine:
             raise
 
     def forget_calls(self):
-        """Between rounds: drop plans and calls if there are too many, since each round may bring new functions."""
-        if len(self.plans) > MOST_PLANS:
-            self.plans.clear()
-        if len(self._calls) <= MOST_CALLS or self.rounds.captured_now() or self.captured:
+        """Between rounds: drop all calls and plans, unless graphs use them. Each round may bring new functions."""
+        if self.rounds.captured_now() or self.captured:
             return
         self.machine.synchronize()
         self.plans.clear()
-        while self._calls:
-            self._calls.popitem()[1].close()
+        while self.calls:
+            self.calls.popitem()[1].close()
 
     def trace(self):
         """[Stamps] of the last launch of each kernel on each rank, if launched with LaunchConfig(trace=True)."""
-        traces = [c.trace(of[0].removesuffix("_kernel")) for of, c in self._calls.items()]
+        traces = [c.trace(of[0].removesuffix("_kernel")) for of, c in self.calls.items()]
         return [stamps for trace in traces for stamps in trace]
 
     def check(self, result=None):
@@ -252,7 +250,7 @@ class Engine:
             self.rounds.state = "closed"
             self.captured.clear()
             self.parts = ()
-            for call in self._calls.values():
+            for call in self.calls.values():
                 call.close()
             for r in self.ranks:
                 r.arena.close()

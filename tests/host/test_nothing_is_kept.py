@@ -9,7 +9,7 @@ from worlds_at_hand import batch, combine, config, parallel
 
 from epmoe import ExpertParallel, LocalWorld, PeerTimeout
 from epmoe.device.sim.memory import MEMORY
-from epmoe.host import engine, user_functions
+from epmoe.host import dispatch_phase, user_functions
 
 
 def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep_theirs():
@@ -63,13 +63,13 @@ def make(factor, offset):
 
 
 def test_functions_of_earlier_rounds_are_let_go(monkeypatch):
-    monkeypatch.setattr(engine, "MOST_CALLS", 3)
+    monkeypatch.setattr(dispatch_phase, "MOST_CALLS", 3)
     cfg = config(n_ranks=1, max_tokens_per_rank=1)
     x, ids, weights = batch(cfg)
     with parallel(cfg) as ep:
         for i in range(8):
             combine(ep, ep.dispatch(x, ids), weights, make(1.0, i))
-        assert len(ep._engine._calls) <= 3 + 2
+        assert len(ep._engine.calls) <= 3 + 2
 
 
 def test_a_function_made_anew_is_the_earlier_one_if_it_does_the_same(monkeypatch):
