@@ -8,14 +8,13 @@ from epmoe.host.arrays import PEEKS, view
 from epmoe.host.dispatched import Dispatched, kind_of
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
-from epmoe.host.user_functions import NO_SUMS, NO_TYPES, SUMS, argument, of_rank, way_of
+from epmoe.host.user_functions import ARGUMENTS, NO_ARGUMENTS, NO_SUMS, SUMS, arguments_of, way_of
 from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
 
 NO_ARGS = ()
 ASYNC = "combine_async_kernel"  # reads the first three words
 READ = {"src_info": 1, "topk_ids": 4}  # arrays of a Dispatched: index of their word
-ARGUMENTS = "router_weights_args", "epilogue_args"
 # a launch's words: expert outputs, src_info, n_rows, output_tokens, clean ids, router weights, arguments of functions
 OUT, WEIGHTS = 3, 5
 
@@ -118,21 +117,21 @@ class CombinePhase:
             weights, given = zip(*inputs.each_rank(engine.world, **named))
         for part, w, into in zip(parts, weights, given):
             r, n, words = part.plan.r, part.plan.num_tokens, part.words
-            form, weights_at, types = None, 0, NO_TYPES
+            form, weights_at, arguments, types = None, 0, NO_ARGUMENTS, NO_ARGUMENTS
             if takes_weights:
                 if type(w) not in PEEKS:  # it may be no array: a number is refused
                     inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
                 form, weights_at, w = PEEKS[type(w)](w, "router_weights")
             if weights_args or epilogue_args:
-                arguments = self._arguments(r.rank, len(results), way, weights_args, epilogue_args)
+                arguments = arguments_of(engine, len(results), way.stores, weights_args, epilogue_args)
                 types = tuple([tuple([a.type for a in of_one]) for of_one in arguments])
-                of_functions.append((len(launches), r.rank, way.stores, arguments))
+                of_functions.append((len(launches), r.rank, arguments))
             key = r.rank, n, form, way.key, types
             plan = plans.get(key)
             if plan is None:
                 if takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
-                way.check(engine, len(results), weights_args, epilogue_args, types)
+                way.check(engine.machine, arguments)
                 plan = engine.enter(key, Plan(engine, r, n, way.options, types))
                 plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
                 plan.field = plan.result.fields["output_tokens"].first(n)
@@ -153,9 +152,9 @@ class CombinePhase:
             words[OUT], words[WEIGHTS] = at, weights_at
             results.append(into)
             launches.append((plan[factory], words))
-        stored = {}  # arrays that an elementwise_lambda_fn may store into: see _words
+        stored = ()
         if outs or unplaced or of_functions:
-            self._place(launches, outs, weights, unplaced, of_functions, stored)
+            stored = self._place(launches, outs, weights, unplaced, of_functions)
         if call == "combine" and not fused:
             launches = [(part.plan[ASYNC], part.words) for part in parts] + launches
         engine.start(call, launches, fused)
@@ -164,8 +163,11 @@ class CombinePhase:
             self._finish(outs, stored)
         return results if engine.lists else results[0]
 
-    def _place(self, launches, outs, weights, unplaced, of_functions, stored):
-        """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read."""
+    def _place(self, launches, outs, weights, unplaced, of_functions):
+        """Place the checked arrays; raises EPValueError if an array that is written overlaps one that is read.
+
+        Returns what functions store into: see _words.
+        """
         if outs:
             read = []
             for part, (y, d), w in zip(self.engine.parts, self._read, weights):
@@ -175,9 +177,11 @@ class CombinePhase:
                 read += [(f"{name} of rank {part.rank}", view(a, name)) for name, a in of_rank]
             expect_apart([one for out in outs for one in out.named.values()], read)
         self.engine.placing.fill_in(unplaced)
-        for i, rank, stores, arguments in of_functions:
+        placed, stored = {}, []
+        for i, rank, arguments in of_functions:
             launch, words = launches[i]
-            launches[i] = launch, words + self._words(rank, arguments, stored if stores else {})
+            launches[i] = launch, words + self._words(rank, arguments, placed, stored)
+        return stored
 
     def _finish(self, outs, stored):
         """Copy results, and values that functions have stored, into the caller's host arrays.
@@ -186,36 +190,29 @@ class CombinePhase:
         """
         for out in outs:
             out.finish(self.engine)
-        on_host = [(where, a.host) for _, where, a in stored.values() if a.host is not None and a.host.flags.writeable]
-        if on_host:
+        if stored:
             self.engine.check()
-        for where, host in on_host:
-            self.engine.placing.fetch(*where, host)
+        for where in stored:
+            self.engine.placing.fetch(*where)
         if device.SIM:
             self.engine.placing.let_go()
 
-    def _arguments(self, rank, index, way, weights_args, epilogue_args):
-        """Check the arguments of router weights and epilogue; for each a list of ScalarArg, or ArrayArg of an Array."""
-        machine, world, found = self.engine.machine, self.engine.world, []
-        for what, args in zip(ARGUMENTS, (weights_args, epilogue_args)):
-            values, stores = of_rank(world, index, args), way.stores and what == "epilogue_args"
-            names = [f"{what}[{i}] of rank {rank}" for i in range(len(values))]
-            found.append([argument(machine, v, name, stores) for v, name in zip(values, names)])
-        return found
+    def _words(self, rank, arguments, placed, stored):
+        """Place the arrays of checked arguments, and return the arguments' words.
 
-    def _words(self, rank, arguments, stored):
-        """Place the arrays of checked arguments, and return the arguments' words. stored: gets the epilogue's arrays."""
+        placed: the addresses of all ranks' arrays; one that is given twice is placed once. stored: gets (rank, name,
+        host array) of each host array that a function stores into.
+        """
         words = []
-        for what, shared, args in zip(ARGUMENTS, ({}, stored), arguments):
+        for what, args in zip(ARGUMENTS, arguments):
             for i, a in enumerate(args):
                 if isinstance(a, ArrayArg):
-                    array = a.address
-                    # an array given twice is placed once
-                    known = array.address, array.shape, array.dtype
-                    if known not in shared:
-                        where = rank, f"{what}[{i}]"
-                        at = self.engine.placing.place(*where, array)
-                        shared[known] = at, where, array
-                    a = a._replace(address=shared[known][0])
+                    array, where = a.address, (rank, f"{what}[{i}]")
+                    known = array.address, array.shape, array.dtype, a.writable
+                    if known not in placed:
+                        placed[known] = self.engine.placing.place(*where, array)
+                        if a.writable and array.host is not None:
+                            stored.append((*where, array.host))
+                    a = a._replace(address=placed[known])
                 words += a.words()
         return words

@@ -8,7 +8,7 @@ from epmoe.host.dispatched import ARRAYS, Dispatched, kind_of
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
 from epmoe.host.rank_memory import dispatch_arrays
-from epmoe.host.user_functions import check_returned, check_signature, earlier
+from epmoe.host.user_functions import check_function, earlier
 from epmoe.kernels import formats
 from epmoe.kernels.params import float32_word
 from epmoe_ref.errors import EPValueError
@@ -123,8 +123,7 @@ class DispatchPhase:
         if plan is None:
             options = {"input_scale": function}
             if function is not None:
-                check_signature(function, "input_scale")
-                check_returned(engine.machine, function, "input_scale")
+                check_function(engine.machine, function, "input_scale")
             # ids in device memory of a type that the kernels cannot read are cast to int32 there
             narrows = ids.host is None and ids.dtype != INT32
             if narrows and ids.dtype == INT64 and engine.kernels == "fast":

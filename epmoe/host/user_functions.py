@@ -18,7 +18,8 @@ from epmoe_ref.errors import EPValueError
 _ARRAY_DTYPES = ("float32", "int32")
 _WIDENED = ("bfloat16", "float16")  # arrays of these in host memory become float32, which is exact
 ALWAYS = NameError, AttributeError, TypeError, ImportError  # errors of a function whatever its arguments are
-NO_TYPES = (), ()
+ARGUMENTS = "router_weights_args", "epilogue_args"
+NO_ARGUMENTS = (), ()
 MOST = 128  # functions that are remembered
 _chosen = {}  # by fingerprint
 _OF_VALUE = dict(token=np.int32(0), col=np.int32(0), value=np.float32(1))
@@ -41,14 +42,11 @@ class Way(NamedTuple):
     takes_weights: bool
     stores: bool = False
 
-    def check(self, engine, index, weights_args, epilogue_args, types):
-        """Check functions with the arguments of rank number `index` here. types: of both functions' arguments."""
-        of_both = zip(self.options.items(), (weights_args, epilogue_args), types)
-        for (what, function), args, kinds in of_both:
+    def check(self, machine, arguments):
+        """Check the functions with one rank's arguments, from arguments_of()."""
+        for (what, function), args in zip(self.options.items(), arguments):
             if callable(function):
-                args = of_rank(engine.world, index, args)
-                check_signature(function, what, args)
-                check_returned(engine.machine, function, what, args, kinds)
+                check_function(machine, function, what, args)
 
 
 SUMS = Way("sums", dict(router_weights="array", epilogue=None), True)  # no functions
@@ -88,9 +86,13 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
     return Way(tuple(options.items()), options, function is None, stores)
 
 
-def check_signature(function, what, args=()):
-    """Raise EPValueError unless the function takes PARAMETERS and then one argument for each entry of args."""
-    names = PARAMETERS[what]
+def check_function(machine, function, what, args=()):
+    """Raise EPValueError unless a function takes PARAMETERS and args, and returns a number.
+
+    An elementwise_lambda_fn must return nothing. args: from argument(). On a GPU Numba infers the return type. In the
+    simulator the function is called once, with copies of its arrays.
+    """
+    names, numbers = PARAMETERS[what], PARAMETERS[what].values()
     try:
         inspect.signature(function).bind(*names, *args)
     except TypeError as e:
@@ -98,21 +100,12 @@ def check_signature(function, what, args=()):
         raise EPValueError(f"{what} cannot be called with ({', '.join(names)}){given}: {e}") from None
     except ValueError:
         pass  # built-in functions have no signature
-
-
-def check_returned(machine, function, what, args=(), kinds=()):
-    """Raise EPValueError unless the function returns a number, or, for elementwise_lambda_fn, nothing.
-
-    args: of the first rank; kinds: their types. On a GPU Numba infers the return type. In the simulator the function is
-    called once, with copies of its arrays.
-    """
-    numbers = PARAMETERS[what].values()
     if not device.SIM:
-        kinds = (*((n.dtype.name, 0, False) for n in numbers), *kinds)
+        kinds = (*((n.dtype.name, 0, False) for n in numbers), *(a.type for a in args))
         return check_compiled(what, function, kinds, machine.compute_capability)
     name = getattr(function, "__name__", repr(function))
     try:
-        value = function(*numbers, *[_copy(a, what, writable) for a, (*_, writable) in zip(args, kinds)])
+        value = function(*numbers, *map(_copy, args))
     except Exception as error:
         if "read-only" in str(error):
             raise EPValueError(
@@ -128,13 +121,12 @@ def check_returned(machine, function, what, args=(), kinds=()):
         raise EPValueError(f"input_scale {name} returns {float(value)}; it must be positive and finite in float32")
 
 
-def _copy(argument, what, writable):
-    """A copy of an argument in host memory, or the number that it is."""
-    if not hasattr(argument, "__dlpack__"):
-        return argument
-    host = view(argument, what).host
-    copy = np.array(host, np.float32 if host.dtype.name in _WIDENED else None)
-    copy.flags.writeable = writable
+def _copy(argument):
+    """A copy of the host array of an ArrayArg, or the number of a ScalarArg."""
+    if isinstance(argument, ScalarArg):
+        return argument.value
+    copy = np.array(argument.address.host)
+    copy.flags.writeable = argument.writable
     return copy
 
 
@@ -169,18 +161,25 @@ def _reason(error):
     return next((line for line in lines if "Error: " in line), lines[0])
 
 
-def of_rank(world, index, args):
-    """This rank's arguments. Under a LocalWorld a list has one entry for each rank; other values are for all ranks."""
-    n_ranks, made = len(world.ranks), []
-    for i, a in enumerate(args):
-        is_by_rank = world.lists and isinstance(a, list)
-        if is_by_rank and len(a) != n_ranks:
-            raise EPValueError(
-                f"argument {i} of a function is a list of {len(a)}; a list needs one entry for each of the {n_ranks} ranks: "
-                "make it an array if it is one argument for all ranks"
-            )
-        made.append(a[index] if is_by_rank else a)
-    return tuple(made)
+def arguments_of(engine, index, stores, *given):
+    """Check the arguments of both functions (given) for the rank at this index of engine.ranks, by argument().
+
+    Under a LocalWorld a list has one entry for each rank; other values are for all ranks. stores: see Way.
+    """
+    n_ranks, rank, checked = len(engine.ranks), engine.ranks[index].rank, []
+    for what, args in zip(ARGUMENTS, given):
+        writable, of_rank = stores and what == "epilogue_args", []
+        for i, a in enumerate(args):
+            if engine.lists and isinstance(a, list):
+                if len(a) != n_ranks:
+                    raise EPValueError(
+                        f"{what}[{i}] is a list of {len(a)}; a list needs one entry for each of the {n_ranks} ranks: "
+                        "make it an array if it is one argument for all ranks"
+                    )
+                a = a[index]
+            of_rank.append(argument(engine.machine, a, f"{what}[{i}] of rank {rank}", writable))
+        checked.append(of_rank)
+    return checked
 
 
 def argument(machine, value, what, writable):

@@ -10,12 +10,12 @@ import types
 import numpy as np
 
 from epmoe import fma_rn
-from epmoe.host.user_functions import check_returned
+from epmoe.host.user_functions import check_function
+from epmoe.kernels import ArrayArg
 from epmoe_ref.errors import EPValueError
 
 WHERE = types.SimpleNamespace(compute_capability=(9, 0))
-TABLE = "float32", 2, False
-WRITABLE = "float32", 2, True
+TABLE, WRITABLE = [ArrayArg(0, (4, 16), "float32", writable) for writable in (False, True)]
 
 
 def right(token, col, value, table):
@@ -60,14 +60,14 @@ CASES = {
     for f in (right, whole, nothing, sometimes, text, imaginary, several, row, store)
 }
 CASES |= {
-    f"elementwise_lambda_fn {name}": ("elementwise_lambda_fn", f, kind)
-    for name, f, kind in (("store", store, WRITABLE), ("store, read-only", store, TABLE), ("right", right, WRITABLE))
+    f"elementwise_lambda_fn {name}": ("elementwise_lambda_fn", f, table)
+    for name, f, table in (("store", store, WRITABLE), ("store, read-only", store, TABLE), ("right", right, WRITABLE))
 }
 
 
-def said(what, function, kind):
+def said(what, function, table):
     try:
-        check_returned(WHERE, function, what, kinds=(kind,))
+        check_function(WHERE, function, what, (table,))
     except EPValueError as error:
         return str(error)
     return ""

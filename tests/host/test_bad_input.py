@@ -108,7 +108,10 @@ FUNCTIONS = [
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(2**40,)), "int32"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, "x"],)), "rank 1 is a str"),
     (dict(router_weights=W, epilogue=first_argument, epilogue_args=(np.zeros(3),)), "float64"),
-    (dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, 2.0, 3.0],)), "argument 0 .* 2 ranks"),
+    (
+        dict(router_weights=W, epilogue=first_argument, epilogue_args=([1.0, 2.0, 3.0],)),
+        r"epilogue_args\[0\] .* 2 ranks",
+    ),
 ]
 
 
