@@ -23,7 +23,7 @@ class Placing:
         self.placed = {}  # (rank, name) -> (address or None, owner of the memory)
         self._staging = {}  # (rank, name) -> Buffer
         self._outgrown = []  # staging buffers that CUDA graphs may use
-        self._narrowing = {}  # (rank, name, dtype, count) -> launch, address of result
+        self._casts = {}  # (rank, dtype, count) -> launch
 
     def place(self, rank, name, array, dtype=None) -> int:
         """Address of an array's elements in C order. dtype: what kernels read; in device memory only int32 is made."""
@@ -33,7 +33,7 @@ class Placing:
             self.placed[rank, name] = None, array.owner
             if dtype is None or array.dtype == dtype:
                 return array.address
-            return self._narrowed(rank, name, array)
+            return self._cast(rank, name, array)
         host = np.ascontiguousarray(array.host, dtype)
         if device.SIM:
             return self._adopted(rank, name, host)
@@ -51,10 +51,6 @@ class Placing:
 
     def fill_in(self, unplaced):
         """Place arrays, [(words, index, rank, name, array, dtype if any)], and store each address in words[index]."""
-        # a refusal comes before any word is written
-        for _, _, rank, name, array, *_ in unplaced:
-            if not device.SIM and type(array) is Array and array.host is not None:
-                self._expect_no_capture(rank, name)
         for words, i, *what in unplaced:
             words[i] = self.place(*what)
 
@@ -84,24 +80,20 @@ class Placing:
         self.placed[rank, name] = address, host
         return address
 
-    def _narrowed(self, rank, name, array):
+    def _cast(self, rank, name, array):
         """Cast ids in device memory to int32 by a launch; returns the address of the result."""
         # Earlier launches that may still read the buffer precede this one on the stream.
         n = math.prod(array.shape)
-        key = rank, name, array.dtype, n
-        if key not in self._narrowing:
-            to = self._buffer(rank, f"int32 {name}", 4 * n).address
-            launch = cast_ids(self.machine, self._stream_of(rank), rank, array.dtype, n)
-            self._narrowing[key] = launch, to
-        launch, to = self._narrowing[key]
-        launch.start(array.address, to)
+        to, key = self._buffer(rank, f"int32 {name}", 4 * n).address, (rank, array.dtype, n)
+        if key not in self._casts:
+            self._casts[key] = cast_ids(self.machine, self._stream_of(rank), rank, array.dtype, n)
+        self._casts[key].start(array.address, to)
         return to
 
     def _buffer(self, rank, name, nbytes):
         buffer = self._staging.get((rank, name))
         if buffer is None or buffer.nbytes < nbytes:
             outgrown, buffer = buffer, self.machine.alloc(max(nbytes, 256), f"staged {name}", rank)
-            self._narrowing.clear()
             self._staging[rank, name] = buffer
             if outgrown is not None:
                 self._outgrown.append(outgrown) if self.machine.has_captured else outgrown.free()
