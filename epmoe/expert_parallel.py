@@ -196,8 +196,9 @@ class ExpertParallel:
     def memory(self):
         """Bytes of each buffer of one rank: planned by the configuration, and allocated now (print it)."""
         self._expect_open("memory")
-        rank = self._engine.ranks[0]
-        return rank_memory.held(self.cfg, rank, self._engine.placing.staged_bytes(rank.rank))
+        r = self._engine.ranks[0]
+        staged = {"staged host arrays": self._engine.placing.staged_bytes(r.rank)}
+        return rank_memory.plan(self.cfg, r.arena.bytes_by_name | staged)
 
     def region(self, name, rank=None):
         """A copy of a rank's region, as a NumPy array in the region's shape; waits for the kernels.

@@ -132,17 +132,13 @@ class MemoryTable(list):
         return "\n".join(lines if self.allocated_bytes else [line[:42] for line in lines])
 
 
-def plan(cfg: EPConfig) -> MemoryTable:
-    """Memory that one rank of this configuration needs; allocates nothing."""
-    regions, total = layout.regions(cfg), layout.total_bytes(cfg)
-    rows = [Use(r.name, r.nbytes, 0) for r in regions]
-    rows.append(Use("alignment of regions", total - sum(r.nbytes for r in regions), 0))
-    return MemoryTable(rows + [Use(result.name, result.nbytes, 0) for result in results(cfg)])
+def plan(cfg: EPConfig, allocated=None) -> MemoryTable:
+    """Memory of one rank of this configuration; allocates nothing.
 
-
-def held(cfg: EPConfig, rank_memory, staging_bytes) -> MemoryTable:
-    """plan(cfg), with the bytes that one rank has allocated now."""
-    has = dict.fromkeys([result.name for result in results(cfg)], 0)
-    has |= rank_memory.arena.bytes_by_name
-    rows = [Use(name, planned, has.get(name, planned)) for name, planned, _ in plan(cfg)]
-    return MemoryTable([*rows, Use("staged host arrays", 0, staging_bytes)])
+    allocated: {buffer: bytes} that a rank has allocated now besides its regions; None: there is no rank yet.
+    """
+    planned = {r.name: r.nbytes for r in layout.regions(cfg)}
+    planned["alignment of regions"] = layout.total_bytes(cfg) - sum(planned.values())
+    has = {} if allocated is None else planned | allocated
+    planned |= {result.name: result.nbytes for result in results(cfg)}
+    return MemoryTable(Use(name, planned.get(name, 0), has.get(name, 0)) for name in planned | has)

@@ -112,8 +112,11 @@ def test_memory_is_planned_before_and_counted_after(ep, x, ids, weights):
     assert plan.allocated_bytes == 0 and plan.planned_bytes > 0 and "allocated" not in str(plan)
     assert {row.buffer for row in ep.memory()} >= set(rows)
     assert ep.memory().planned_bytes == plan.planned_bytes
-    combine(ep, ep.dispatch(x, ids), weights)
+    d = ep.dispatch(x, ids)
+    combine(ep, d, weights)
+    ep.fused_silu([np.zeros((one.n_rows, 2048), BF16) for one in d], d)
     used = {row.buffer: row.allocated_bytes for row in ep.memory()}
+    assert used["SwiGLU result"] > 0
     assert used["dispatch result"] == rows["dispatch result"].planned_bytes
     assert used["unreduced combine result"] == 0
     lines = str(ep.memory()).splitlines()
