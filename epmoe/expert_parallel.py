@@ -173,7 +173,7 @@ class ExpertParallel:
         (width / 128, rows), transposed). limit, alpha: the clamped variant. Agrees with epmoe_ref.fused_silu within
         one bf16 ulp (FP8: one code). Rows past the exact number are unspecified. Errors: EPValueError.
         """
-        self._expect_open("fused_silu")
+        self._rounds.expect_open("fused_silu")
         how = dict(output_format=output_format, limit=limit, alpha=alpha)
         return fused_silu(self._engine, self.capacity, gate_up, d, **how)
 
@@ -184,7 +184,7 @@ class ExpertParallel:
     @part_of_round
     def reset(self):
         """Reset all counters, flags and the order of calls. Collective: every rank must call it."""
-        self._expect_open("reset")
+        self._rounds.expect_open("reset")
         self._engine.reset()
 
     @staticmethod
@@ -195,7 +195,7 @@ class ExpertParallel:
 
     def memory(self):
         """Bytes of each buffer of one rank: planned by the configuration, and allocated now (print it)."""
-        self._expect_open("memory")
+        self._rounds.expect_open("memory")
         r = self._engine.ranks[0]
         staged = {"staged host arrays": self._engine.placing.staged_bytes(r.rank)}
         return rank_memory.plan(self.cfg, r.arena.bytes_by_name | staged)
@@ -206,7 +206,7 @@ class ExpertParallel:
         name: from epmoe.layout.regions (dispatch_recv_buf, dispatch_recv_count, ...), or a counter region (reserved, A,
         ...). rank: of this process; default its first. Errors: EPValueError, which lists the names.
         """
-        self._expect_open("region")
+        self._rounds.expect_open("region")
         rank = self.world.ranks[0] if rank is None else rank
         if rank not in self.world.ranks:
             raise EPValueError(f"rank={rank} is not of this process, which has {list(self.world.ranks)}")
@@ -217,7 +217,7 @@ class ExpertParallel:
 
         Needs launch=LaunchConfig(trace=True); waits for the kernels. epmoe.kernels.stamps.MARKS explains the marks.
         """
-        self._expect_open("trace")
+        self._rounds.expect_open("trace")
         if not self._engine.launch.trace:
             raise EPStateError(
                 "trace: the kernels write no stamps; make the ExpertParallel with launch=LaunchConfig(trace=True)"
@@ -243,10 +243,6 @@ class ExpertParallel:
 
     def __exit__(self, kind, error, trace):
         self.close(collective=kind is None)
-
-    def _expect_open(self, call):
-        if self._rounds.state == "closed":
-            raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
 
 
 def _check_config(cfg):

@@ -33,7 +33,6 @@ _REASON = {
     # a wait after it
     "returned": "the open dispatch has returned and combine_async was not called: call combine_async (or combine) next",
     "combining": "combine_async was called and its combine_wait was not: call combine_wait next",
-    "closed": "this ExpertParallel is closed: make a new one",
     # an open round of which one call is captured and the other is not
     "launched": "the open dispatch was launched and not captured: combine it before the capture begins",
     "captured": "the open dispatch was captured into a CUDA graph and has not run: capture its combine too",
@@ -120,10 +119,14 @@ class Rounds(Turn):
         self.state, self.failure, self.failed_call = "idle", None, None
         self.captured_now, self.capture, self.opened_in = captured_now, 0, 0
 
+    def expect_open(self, call):
+        """Raise EPStateError after close()."""
+        if self.state == "closed":
+            raise EPStateError(f"{call}: this ExpertParallel is closed: make a new one")
+
     def expect(self, call, capture):
         """Raise EPStateError, with the reason, unless it is this call's turn. capture: id of a capture, 0 for none."""
-        if self.state == "closed":
-            raise EPStateError(f"{call}: {_REASON['closed']}")
+        self.expect_open(call)
         if self.failure is not None:
             raise EPStateError(
                 f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and counters are in the middle "
