@@ -96,8 +96,6 @@ class Factories:
 
     def _make(self, name, cfg, launch=None, **options):
         """Make a plain kernel from the arguments of epmoe.kernels' factory of this name."""
-        if name in ("combine_wait_kernel", "combine_kernel"):
-            options = {"router_weights": "array"} | options
         on_page = {}
         for what, function in options.items():
             if function == "array":
