@@ -4,7 +4,7 @@ import numpy as np
 
 from epmoe import device
 from epmoe.host import inputs
-from epmoe.host.arrays import PEEKS, view
+from epmoe.host.arrays import PEEKS, to_numpy, view
 from epmoe.host.dispatched import Dispatched, kind_of
 from epmoe.host.engine import Plan
 from epmoe.host.out_arrays import Out, expect_apart
@@ -82,7 +82,7 @@ class CombinePhase:
             raise EPValueError(
                 f"{what} is {array.dtype} {array.shape}, dispatch wrote {field.dtype} {shape}: leave it as it was"
             )
-        own = part.loan.read(name)[:n]
+        own = to_numpy(part.loan.array(name, n))
         for row in np.argwhere(array.host != own)[:1, 0].tolist():
             raise EPValueError(
                 f"{what} was changed: row {row} is {array.host[row].tolist()}, dispatch wrote {own[row].tolist()}; "

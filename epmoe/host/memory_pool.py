@@ -92,7 +92,6 @@ class Loan:
     start = property(attrgetter("piece.start"), doc="Its first byte in the buffer.")
     nbytes = property(attrgetter("piece.nbytes"), doc="Bytes that are lent.")
     fields = property(attrgetter("piece.arrangement.fields"), doc="{name: Field}.")
-    lender = property(attrgetter("piece.pool"), doc="The MemoryPool.")
     ordinal = property(attrgetter("piece.pool.machine.ordinal"), doc="Number of the GPU.")
 
     def address(self, name):
@@ -119,11 +118,6 @@ class Loan:
         memory = Memory.from_address(raw.ctypes.data)
         memory.owner = self, raw  # raw too: a dry buffer allocates it here
         return np.ndarray(field.shape, field.dtype, memory, 0, field.strides)
-
-    def read(self, name):
-        """A copy of one of the arrays; waits for the kernels."""
-        field = self.fields[name]
-        return self.buffer.read(field.dtype, field.shape, self.start + field.offset)
 
 
 def results_of(fields, machine):
@@ -214,11 +208,6 @@ class MemoryPool:
         """Bytes of the pieces in use."""
         free = sum(size * len(pieces) for size, pieces in self._free.items())
         return sum(piece.nbytes for piece in self._pieces) - free
-
-    @property
-    def in_use(self):
-        """Whether anything is lent."""
-        return self.lent_bytes > 0
 
     def when_unused(self, action):
         """Call action() when all loans have ended, which may be now. Do not lend or close after this."""

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from epmoe.host.arrays import first
+from epmoe.host.arrays import first, to_numpy
 from epmoe.host.inputs import COMBINE_DTYPE
 from epmoe.host.memory_pool import Arrangement, MemoryPool
 from epmoe.host.rank_memory import combine_arrays, dispatch_arrays
@@ -97,7 +97,8 @@ class RankArrays:
 
     def found(self):
         """The kernels' findings so far. Waits for the kernels."""
-        return errors.found(self.rank, self._loan.read("errors"))
+        self._arena.machine.synchronize()
+        return errors.found(self.rank, to_numpy(self.array("errors")))
 
     def free(self):
         """Free the memory. The kernels must have ended."""

@@ -70,7 +70,7 @@ def tensors(made):
     """
     kind = type(made)
     if kind is DeviceArray:
-        return _results_of([made._field], made._owner.lender.machine)(made._owner)[0]
+        return _results_of([made._field], made._owner.piece.pool.machine)(made._owner)[0]
     if kind is list or kind is tuple:
         return kind([tensors(one) for one in made])
     if not isinstance(made, np.ndarray):

@@ -98,7 +98,7 @@ class HeapMemory:
             _abandoned.append(self.buffers)
             return
         complete(self._world)
-        in_use = any(heap.in_use for heap in (heaps or {}).values())
+        in_use = any(heap.lent_bytes for heap in (heaps or {}).values())
         if any(self._world.exchange.gather("unmapping", in_use, timeout)):
             _abandoned.append(self.buffers)
             return

@@ -76,7 +76,7 @@ class Calls:
     def lent(self):
         """Pieces of memory that results lie in."""
         buffers = [of(self.world) for of in BUFFERS]
-        return [(b.ranks[0].arena.lent_bytes, any(heap.in_use for heap in b.heaps.values())) for b in buffers]
+        return [(b.ranks[0].arena.lent_bytes, [heap.lent_bytes for heap in b.heaps.values()]) for b in buffers]
 
     def close(self):
         self.handle = self.experts = None

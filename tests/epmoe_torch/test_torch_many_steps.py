@@ -44,7 +44,7 @@ def used(group):
 def heaps_in_use(group):
     """Whether a result lies in the memory that peers write."""
     buffers = get_buffer(group, 0), hybrid_ep_buffer(group)
-    return any(heap.in_use for b in buffers for heap in b.heaps.values())
+    return any(heap.lent_bytes for b in buffers for heap in b.heaps.values())
 
 
 def step(group, model, x, gradient):
