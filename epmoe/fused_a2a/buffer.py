@@ -15,7 +15,7 @@ from epmoe.host import inputs
 from epmoe.host.arrays import look
 from epmoe.host.memory_pool import results_of
 from epmoe.host.placing import Placing
-from epmoe.host.rounds import REFUSALS, Turn, in_short
+from epmoe.host.rounds import REFUSALS, Turn
 from epmoe.kernels.rows import mailbox, wait
 from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS, told_words
 from epmoe.worlds.time_limit import seconds
@@ -69,7 +69,7 @@ class Buffer(GroupMemory):
         # group may be a proxy, and its bound methods would keep the world alive
         self.placing = Placing(group.machine, lambda rank: self.world.stream_of(rank))
         self.world_has_lists = bool(group.lists)
-        self.failure, self.failed_call, self.closed = None, None, False
+        self.closed = False
         self.captured = []  # what graphs use at every replay: Loans of calls, and of their handles
         self.fp8_dispatch = False  # HybridEPDispatch: send blockwise FP8
         self._info = struct.Struct(f"={TOKENS + group.n_ranks + group.n_ranks**2}i")
@@ -216,9 +216,9 @@ class Buffer(GroupMemory):
         """Raise EPStateError after close() or a failed call. Both drop all plans, so only _plan() has to ask."""
         if self.closed:
             raise EPStateError("this Buffer is closed: get_buffer makes a new one")
-        if self.failure is not None:
+        if self.turn.failure is not None:
             raise EPStateError(
-                f"{self.failed_call} was ended by {self.failure}, and may be half done on some ranks: call "
+                f"{self.turn.failed_call} was ended by {self.turn.failure}, and may be half done on some ranks: call "
                 f"{self.remedy} on all ranks first"
             )
 
@@ -236,7 +236,7 @@ class Buffer(GroupMemory):
         if self.closed:
             self.expect_open()  # raises
         self.call("reset", self.put_back)
-        self.failure = None
+        self.turn.failure = None
 
     def close(self, *, collective=True):
         """Free everything; memory of results in use is freed when they are dropped. Collective by default.
@@ -252,7 +252,7 @@ class Buffer(GroupMemory):
         self.changed()
         try:
             self.machine.synchronize()
-            if collective and self.failure is None:
+            if collective and self.turn.failure is None:
                 self.world.barrier("leaving", self._timeout)
                 together = True
         finally:
@@ -336,10 +336,8 @@ class Buffer(GroupMemory):
         return bad_ids[0] if bad_ids else None
 
     def _fail(self, call, error):
-        """Record that an error or an interruption ended this call half-way; the first error is kept."""
-        if self.failure is None:
-            # its text: the error itself would keep the call's arrays and results
-            self.failed_call, self.failure = call, in_short(error)
+        """Record that an error or an interruption ended this call half-way, and drop all plans."""
+        self.turn.fail(call, error)
         self.changed()
 
 

@@ -41,23 +41,18 @@ _REASON = {
 REFUSALS = EPValueError, EPStateError
 
 
-def in_short(error):
-    """The class and the first line of an error."""
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__} ({first_line})" if first_line else type(error).__name__
-
-
 class Turn:
     """Allows one call at a time on an object, from any thread.
 
     A call begins with free.pop(), or with refuse() if that raises IndexError, and ends with free[:] = (True,). Each is
     atomic: no other thread and no exception can interrupt it.
+    failure: the error after which only reset() helps, in short, or None; failed_call: the call that it ended.
     """
 
-    __slots__ = ("free", "thread")
+    __slots__ = "free", "thread", "failure", "failed_call"
 
     def __init__(self):
-        self.free, self.thread = [True], None
+        self.free, self.thread, self.failure, self.failed_call = [True], None, None, None
 
     def refuse(self, call):
         """Raise EPStateError: a call is under way. Its thread may call reset() and close(): it may have been interrupted."""
@@ -66,6 +61,15 @@ class Turn:
                 f"{call}: another call is under way, in another thread or around a function of yours: make calls one after "
                 "another, or give each thread a world of its own"
             )
+
+    def fail(self, call, error):
+        """Record that an error or an interruption ended this call half-way; the first error is kept, as text.
+
+        The error itself would keep the call's arrays and results.
+        """
+        if self.failure is None:
+            name, first_line = type(error).__name__, str(error).partition("\n")[0]
+            self.failed_call, self.failure = call, f"{name} ({first_line})" if first_line else name
 
 
 def part_of_round(method):
@@ -107,17 +111,15 @@ def part_of_round(method):
 class Rounds(Turn):
     """The state of one ExpertParallel's round, and its Turn.
 
-    failure: the error after which only reset() helps, or None; failed_call: the call that it ended. captured_now(): id
-    of the CUDA graph capture that the ranks' stream is in, 0 for none. capture, opened_in: that id for the current
-    call, and for the call that opened the round.
+    captured_now(): id of the CUDA graph capture that the ranks' stream is in, 0 for none. capture, opened_in: that id
+    for the current call, and for the call that opened the round.
     """
 
-    __slots__ = "state", "failure", "failed_call", "captured_now", "capture", "opened_in"
+    __slots__ = "state", "captured_now", "capture", "opened_in"
 
     def __init__(self, captured_now):
         super().__init__()
-        self.state, self.failure, self.failed_call = "idle", None, None
-        self.captured_now, self.capture, self.opened_in = captured_now, 0, 0
+        self.state, self.captured_now, self.capture, self.opened_in = "idle", captured_now, 0, 0
 
     def expect_open(self, call):
         """Raise EPStateError after close()."""
@@ -129,7 +131,7 @@ class Rounds(Turn):
         self.expect_open(call)
         if self.failure is not None:
             raise EPStateError(
-                f"{call}: {self.failed_call} was ended by {in_short(self.failure)}, so buffers and counters are in the middle "
+                f"{call}: {self.failed_call} was ended by {self.failure}, so buffers and counters are in the middle "
                 "of a round; call reset() on all ranks first"
             )
         if capture != self.opened_in and self.state != "idle":
@@ -142,9 +144,7 @@ class Rounds(Turn):
             raise EPStateError(f"{call}: {_REASON['returned' if returned else self.state]}")
 
     def fail(self, call, error):
-        """Record that an error or an interruption ended this call half-way; the first error is kept."""
-        if self.failure is None:
-            self.failure, self.failed_call = error, call
+        super().fail(call, error)
         if self.state != "closed":
             self.state = "failed"
 
