@@ -188,7 +188,7 @@ def _peek_any(obj, what):
 
 def _peek_device(a, what):
     loan, field = a._owner, a._field
-    return field.form + (loan.ordinal,), loan.base + field.offset, a
+    return field.form + (loan.piece.pool.machine.ordinal,), loan.base + field.offset, a
 
 
 def _peek_torch(t, what):

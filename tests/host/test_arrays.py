@@ -159,7 +159,8 @@ def test_tensors_without_plain_memory_are_refused(kind):
 def test_forms_of_device_arrays_differ_by_gpu():
     forms = set()
     for ordinal in (0, 1):
-        loan = SimpleNamespace(base=256, ordinal=ordinal)
+        piece = SimpleNamespace(pool=SimpleNamespace(machine=SimpleNamespace(ordinal=ordinal)))
+        loan = SimpleNamespace(base=256, piece=piece)
         form, address, _ = PEEKS[DeviceArray](DeviceArray(loan, Field((2, 3), np.float32, 64)), "x")
         assert address == 320 and form[:3] == ((2, 3), np.float32, None)
         forms.add(form)
