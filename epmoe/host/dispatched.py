@@ -1,6 +1,6 @@
-"""Dispatched: one rank's result of dispatch; and the most rows that a rank can receive."""
+"""Dispatched: one rank's result of dispatch."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -10,17 +10,6 @@ from epmoe.host.arrays import first, to_numpy
 from epmoe_ref.errors import EPError
 
 TILE_ROWS = 128  # rows of one scale tile of the block-scaled formats
-ARRAYS = (
-    "output_tokens",
-    "output_scales",
-    "scales_offset",
-    "row_offsets",
-    "expert_ids",
-    "src_info",
-    "recv_count",
-    "topk_ids",
-)
-OF_ROUND = *ARRAYS, "num_tokens", "cfg", "rank", "check"  # attributes taken from its round
 
 
 @dataclass(eq=False, repr=False)
@@ -114,6 +103,11 @@ class Dispatched:
         if self.check is not None:
             self.check()
         return replace(self, check=None, **{name: to_numpy(getattr(self, name)) for name in ARRAYS})
+
+
+_FIELDS = [f.name for f in fields(Dispatched)]
+ARRAYS = _FIELDS[: _FIELDS.index("num_tokens")]
+OF_ROUND = _FIELDS[: _FIELDS.index("round")]  # taken from its round
 
 
 def kind_of(argument):
