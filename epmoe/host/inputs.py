@@ -175,7 +175,6 @@ def world(what, given):
             f"{what} is of type {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld; for a "
             "process group of torch epmoe.torch.ProcessGroupWorld(group)"
         )
-    return given
 
 
 def result(machine, given, shape, dtype, what):

@@ -1,7 +1,4 @@
-"""Arrays that the caller gives with out=, into which kernels write one rank's results.
-
-They must not overlap themselves, each other, or inputs.
-"""
+"""Arrays that the caller gives with out=, into which kernels write one rank's results."""
 
 import numpy as np
 
