@@ -11,12 +11,23 @@ from numba.cuda import types
 from numba.cuda.cudadecl import Cuda_shared_array, register_global
 
 from . import arithmetic, casts
+from .intrinsics import CASTS, ORDERS, SCOPES, STRONG_TYPES, TYPES
 from .ptx_factory import cast, f32, i32, on_array, ptx, shuffle, u32, u64
 
 INTRINSICS = {}
-PTX_TYPE = {"i32": "s32", "u32": "u32", "u64": "u64", "f32": "f32", "u8": "u8", "u16": "u16"}
 VALUE_TYPE = {"i32": i32, "u32": u32, "u64": u64, "f32": f32, "u8": u32, "u16": u32}
 Q = [u32] * 4
+CHOICES = {  # a line of a table with one of these marks makes an intrinsic for each choice
+    "<type>": TYPES,
+    "<number>": CASTS.split(),
+    "<word>": STRONG_TYPES,
+    "<scope>": SCOPES,
+    "<far>": ("gpu", "sys"),
+    "<ld>": ORDERS["ld"],
+    "<st>": ORDERS["st"],
+    "<add>": ORDERS["atomic_add"],
+    "<cas>": ("relaxed", "acq_rel"),
+}
 
 
 def _over_lanes(text, steps):
@@ -29,9 +40,7 @@ def _reduced(operation):
     return "{ .reg .b32 s, t; mov.b32 s, $1; " + steps + " mov.b32 $0, s; }"
 
 
-_SCAN = "shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;"
-_MAX = "shfl.sync.bfly.b32 t, m, %d, 0x1f, 0xffffffff; max.f32 m, m, t;"
-SCAN, MAX = _over_lanes(_SCAN, (1, 2, 4, 8, 16)), _over_lanes(_MAX, (16, 8, 4, 2, 1))
+SCAN = _over_lanes("shfl.sync.up.b32 t|p, s, %d, 0x0, 0xffffffff; @p add.s32 s, s, t;", (1, 2, 4, 8, 16))
 BELOW = {  # name: (compute capability, PTX for devices below it)
     "load16_nc": ((8, 0), "ld.global.nc.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];"),
     "warp_sum_i32": ((8, 0), _reduced("add.s32")),
@@ -45,23 +54,28 @@ BELOW = {  # name: (compute capability, PTX for devices below it)
 }
 
 
-def _op(name, text, ret, args, **options):
-    INTRINSICS[name] = ptx(name, text, ret, args, below=BELOW.get(name), **options)
+def _expanded(line):
+    for mark, words in CHOICES.items():
+        if mark in line:
+            return [made for word in words for made in _expanded(line.replace(mark, word))]
+    return [line]
 
 
 def _table(lines, *, on_host=False, **options):
     """Intrinsics from a table's lines. on_host: plain Python can call them too, and an overflow gives no warning."""
-    for line in lines.strip().splitlines():
+    for line in (made for one in lines.strip().splitlines() for made in _expanded(one)):
         name, form, text = line.split(None, 2)
         ret, _, given = form[:-1].partition("(")
         args = [u for t in filter(None, given.split(",")) for u in (Q if t == "q" else [VALUE_TYPE[t]])]
         if on_host:
             options["python"] = np.errstate(all="ignore")(getattr(arithmetic, name))
-        _op(name, text, Q if ret == "q" else VALUE_TYPE.get(ret), args, **options)
+        results = Q if ret == "q" else VALUE_TYPE.get(ret)
+        text = text.replace(".i32", ".s32")  # as PTX calls it
+        INTRINSICS[name] = ptx(name, text, results, args, below=BELOW.get(name), **options)
 
 
 # ---------------------------------------------------------------- casts and ids
-for _t in ("u64", "u32", "i32", "f32"):
+for _t in CASTS.split():
     INTRINSICS[_t] = cast(_t, VALUE_TYPE[_t], python=getattr(arithmetic, _t))
 _table(
     """
@@ -77,53 +91,32 @@ _table(
 )
 
 # ---------------------------------------------------------------- plain global memory
-for _t in PTX_TYPE:
-    _op("load_" + _t, "ld.global.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u64])
-    _op("store_" + _t, "st.global.%s [$0], $1;" % PTX_TYPE[_t], None, [u64, VALUE_TYPE[_t]])
 _table("""
-    load16          q(u64)    ld.global.v4.u32 {$0,$1,$2,$3}, [$4];
-    load16_stream   q(u64)    ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];
-    store16         (u64,q)   st.global.v4.u32 [$0], {$1,$2,$3,$4};
-    store16_stream  (u64,q)   st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};
-    prefetch        (u64)     prefetch.global.L2 [$0];
+    load_<type>     <type>(u64)   ld.global.<type> $0, [$1];
+    store_<type>    (u64,<type>)  st.global.<type> [$0], $1;
+    load16          q(u64)        ld.global.v4.u32 {$0,$1,$2,$3}, [$4];
+    load16_stream   q(u64)        ld.global.L1::no_allocate.v4.u32 {$0,$1,$2,$3}, [$4];
+    store16         (u64,q)       st.global.v4.u32 [$0], {$1,$2,$3,$4};
+    store16_stream  (u64,q)       st.global.L1::no_allocate.v4.u32 [$0], {$1,$2,$3,$4};
+    prefetch        (u64)         prefetch.global.L2 [$0];
     """)
 _nc = "load16_nc  q(u64)  ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];"
 _table(_nc, effect="reads")
 
-
 # ---------------------------------------------------------------- strong accesses, atomics, fences
-def _strong(name, text, returns, n_values, orders, scopes=("cta", "gpu", "sys"), of=("i32", "u32", "u64")):
-    """An intrinsic (address, values) for each order, scope and type. name and text contain them as {o}, {s} and {t}.
-
-    In text {p} is the type in PTX, and {b} a type of the same width for bits.
-    """
-    for t in of:
-        value, bits = VALUE_TYPE[t], "b64" if t == "u64" else "b32"
-        for o in orders.split():
-            for s in scopes:
-                made = [one.format(o=o, s=s, t=t, p=PTX_TYPE[t], b=bits) for one in (name, text)]
-                _op(*made, value if returns else None, [u64] + n_values * [value])
-
-
-FAR, ATOMIC = ("gpu", "sys"), "atom.{o}.{s}.global."
-_strong("ld_{o}_{s}_{t}", "ld.{o}.{s}.global.{p} $0, [$1];", True, 0, "relaxed acquire")
-_strong("st_{o}_{s}_{t}", "st.{o}.{s}.global.{p} [$0], $1;", False, 1, "relaxed release")
-_red = "red.{o}.{s}.global.add.{p} [$0], $1;"
-_strong("red_add_{o}_{s}_{t}", _red, False, 1, "relaxed release")
-_add, _orders = ATOMIC + "add.{p} $0, [$1], $2;", "relaxed acquire release acq_rel"
-_strong("atomic_add_{o}_{s}_{t}", _add, True, 1, _orders)
-_max, _or = ATOMIC + "max.{p} $0, [$1], $2;", ATOMIC + "or.{b} $0, [$1], $2;"
-_strong("atomic_max_{o}_{s}_{t}", _max, True, 1, "relaxed", FAR)
-_strong("atomic_or_{o}_{s}_{t}", _or, True, 1, "relaxed", FAR, ("u32",))
-_cas = ATOMIC + "cas.{b} $0, [$1], $2, $3;"
-_strong("atomic_cas_{o}_{s}_{t}", _cas, True, 2, "relaxed acq_rel", FAR, ("i32", "u64"))
 # load16 and store16: four words; each word is accessed atomically, the 16 bytes together are not
 _table("""
-    fence_acq_rel_cta   ()       fence.acq_rel.cta;
-    fence_acq_rel_gpu   ()       fence.acq_rel.gpu;
-    fence_acq_rel_sys   ()       fence.acq_rel.sys;
-    load16_relaxed_sys  q(u64)   ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];
-    store16_relaxed_sys (u64,q)  st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};
+    ld_<ld>_<scope>_<word>          <word>(u64)         ld.<ld>.<scope>.global.<word> $0, [$1];
+    st_<st>_<scope>_<word>          (u64,<word>)        st.<st>.<scope>.global.<word> [$0], $1;
+    red_add_<st>_<scope>_<word>     (u64,<word>)        red.<st>.<scope>.global.add.<word> [$0], $1;
+    atomic_add_<add>_<scope>_<word> <word>(u64,<word>)  atom.<add>.<scope>.global.add.<word> $0, [$1], $2;
+    atomic_max_relaxed_<far>_<word> <word>(u64,<word>)  atom.relaxed.<far>.global.max.<word> $0, [$1], $2;
+    atomic_or_relaxed_<far>_u32     u32(u64,u32)        atom.relaxed.<far>.global.or.b32 $0, [$1], $2;
+    atomic_cas_<cas>_<far>_i32      i32(u64,i32,i32)    atom.<cas>.<far>.global.cas.b32 $0, [$1], $2, $3;
+    atomic_cas_<cas>_<far>_u64      u64(u64,u64,u64)    atom.<cas>.<far>.global.cas.b64 $0, [$1], $2, $3;
+    fence_acq_rel_<scope>           ()                  fence.acq_rel.<scope>;
+    load16_relaxed_sys              q(u64)              ld.relaxed.sys.global.v4.u32 {$0,$1,$2,$3}, [$4];
+    store16_relaxed_sys             (u64,q)             st.relaxed.sys.global.v4.u32 [$0], {$1,$2,$3,$4};
     """)
 
 # ---------------------------------------------------------------- block and warp
@@ -155,7 +148,7 @@ _table(
     warp_max_i32           i32(i32)      redux.sync.max.s32 $0, $1, 0xffffffff;
     warp_or_u32            u32(u32)      redux.sync.or.b32 $0, $1, 0xffffffff;
     warp_inclusive_sum_i32 i32(i32)      {{ .reg .s32 s, t; .reg .pred p; mov.s32 s, $1; {SCAN} mov.s32 $0, s; }}
-    warp_max_f32           f32(f32)      {{ .reg .f32 m, t; mov.f32 m, $1; {MAX} mov.f32 $0, m; }}
+    warp_max_f32           f32(f32)      {_reduced("max.f32")}
     elect_one              i32()         {{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.s32 $0, 1, 0, p; }}
     """,
     convergent=True,
@@ -182,12 +175,11 @@ def dynamic_shared():
 
 
 INTRINSICS["dynamic_shared"] = dynamic_shared
-for _t in ("i32", "u32", "u64", "f32"):
-    _op("shared_load_" + _t, "ld.shared.%s $0, [$1];" % PTX_TYPE[_t], VALUE_TYPE[_t], [u32])
-    _op("shared_store_" + _t, "st.shared.%s [$0], $1;" % PTX_TYPE[_t], None, [u32, VALUE_TYPE[_t]])
 _table("""
-    shared_load16   q(u32)   ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];
-    shared_store16  (u32,q)  st.shared.v4.u32 [$0], {$1,$2,$3,$4};
+    shared_load_<number>   <number>(u32)   ld.shared.<number> $0, [$1];
+    shared_store_<number>  (u32,<number>)  st.shared.<number> [$0], $1;
+    shared_load16          q(u32)          ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];
+    shared_store16         (u32,q)         st.shared.v4.u32 [$0], {$1,$2,$3,$4};
     """)
 
 # ---------------------------------------------------------------- numbers and bits: functions of registers only
