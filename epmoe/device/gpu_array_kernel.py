@@ -9,7 +9,7 @@ from numba import cuda
 from epmoe_ref.errors import EPValueError
 
 from .gpu_driver import check, cu
-from .gpu_kernel import kind_of
+from .gpu_kernel import Kernel
 from .gpu_launch import Launch, loaded
 from .ptx_factory import types
 
@@ -67,14 +67,14 @@ class ArrayKernel:
     """
 
     def __init__(self, fn, max_threads, shmem=False):
-        self.fn, self.name, self.max_threads = fn, fn.__name__, max_threads
-        self._kind, self._kernels = kind_of(shmem), {}  # by types of arguments
+        self.fn, self.name, self.max_threads, self.shmem = fn, fn.__name__, max_threads, shmem
+        self._kernels = {}  # by types of arguments
 
     def of(self, values):
         """The Kernel for arguments of these types."""
         given = tuple(map(type_of, values))
         if given not in self._kernels:
-            self._kernels[given] = self._kind(self.fn, self.max_threads, given)
+            self._kernels[given] = Kernel(self.fn, self.max_threads, given, shmem=self.shmem)
         return self._kernels[given]
 
     def ptx(self, values, cc):

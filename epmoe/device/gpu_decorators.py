@@ -6,7 +6,8 @@ import numpy as np
 from numba import cuda
 from numba.core.types import unliteral
 
-from .gpu_kernel import kind_of, signature_of
+from .gpu_kernel import Kernel
+from .ptx_factory import i32, types, u64
 
 MOST_SHARED = 20_000  # device functions that are remembered
 _shared = {}
@@ -62,4 +63,4 @@ def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
     """
     if fn is None:
         return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)
-    return kind_of(shmem)(fn, max_threads, signature_of(words), words)
+    return Kernel(fn, max_threads, (types.UniTuple(u64, words) if words else u64, i32, i32), words, shmem)

@@ -14,7 +14,7 @@ from epmoe_ref.errors import UnavailableError
 from . import kernel_cache
 from .fingerprint import fingerprint
 from .garbage import without_collecting
-from .ptx_factory import i32, types, u64
+from .nvshmem_code import compiled_once
 
 SM_90 = (9, 0)
 
@@ -43,27 +43,17 @@ def result_type(fn, argument_types, cc):
         return cuda.compile_ptx(fn, argument_types, device=True, cc=cc)[1]
 
 
-def signature_of(n_words):
-    """Types of the arguments of an entry point (params, num_tokens, my_rank); see @kernel."""
-    return types.UniTuple(u64, n_words) if n_words else u64, i32, i32
-
-
 class Kernel:
-    """An entry point of the device: a Python function, and the types of its arguments. n_words: see @kernel."""
+    """An entry point of the device: a Python function, and the types of its arguments. n_words, shmem: see @kernel."""
 
-    options = {}  # for Numba
-
-    def __init__(self, fn, max_threads, signature, n_words=0):
+    def __init__(self, fn, max_threads, signature, n_words=0, shmem=False):
         self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, n_words
-        self.signature, self.__doc__ = signature, fn.__doc__
+        self.signature, self.shmem, self.__doc__ = signature, shmem, fn.__doc__
         self._compiled = None
         self.loaded = {}  # number of a GPU -> LoadedKernel
 
     def __repr__(self):
         return "<kernel %s>" % self.name
-
-    def introduce(self, library):
-        """Called with the code when it has been loaded."""
 
     def ptx(self, cc=SM_90):
         """The PTX for a compute capability. Needs no GPU."""
@@ -72,7 +62,7 @@ class Kernel:
 
     def cubin(self, cc):
         """(name of the entry point, machine code), compiled for a compute capability. Needs no GPU."""
-        with as_if_on(cc):
+        with as_if_on(cc), compiled_once() if self.shmem else contextlib.nullcontext():
             code = self._code()
             return code._entry_name, bytes(code.get_cubin().code)
 
@@ -83,9 +73,9 @@ class Kernel:
         It does not use cuda.jit, which would load the code at once. The code to load comes from the disk cache.
         """
         if self._compiled is None:
-            self._compiled = _dispatcher._Kernel(
-                self.fn, self.signature, launch_bounds=self.max_threads, **self.options
-            )._codelibrary
+            # NVSHMEM's code is linked as link-time code: without lto it would be compiled as one more program
+            how = dict(launch_bounds=self.max_threads, lto=self.shmem)
+            self._compiled = _dispatcher._Kernel(self.fn, self.signature, **how)._codelibrary
         return self._compiled
 
     def binary(self, cc=None):
@@ -96,12 +86,3 @@ class Kernel:
     def fingerprint(self, cc):
         """The cache key of the compiled kernel; None if it depends on objects that cannot be compared."""
         return fingerprint(self.fn, self.max_threads, repr(self.signature), *cc)
-
-
-def kind_of(shmem):
-    """The class for a kernel. shmem: it uses intrinsics of epmoe.device.shmem, which need more packages."""
-    if not shmem:
-        return Kernel
-    from .shmem_kernel import ShmemKernel
-
-    return ShmemKernel

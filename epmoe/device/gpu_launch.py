@@ -19,7 +19,10 @@ class LoadedKernel:
         self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
         entry, cubin = kernel.binary()
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
-        kernel.introduce(library)
+        if kernel.shmem:  # NVSHMEM, which must be initialised, sets up its device side
+            from nvshmem import bindings
+
+            bindings.culibrary_init(int(library))
         # this also loads the code now, not while other kernels spin
         code = check(cu.cuLibraryGetKernel(library, entry.encode()))
         self.function = check(cu.cuKernelGetFunction(code))

@@ -6,6 +6,7 @@ of a kernel, and gives the same result each time. The disk cache keeps its link-
 
 import contextlib
 import hashlib
+import warnings
 
 from cuda.core import ObjectCode
 from numba.cuda.cudadrv import nvrtc
@@ -33,6 +34,8 @@ def compiled_once():
 
     nvrtc.compile = compile
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "NVRTC log messages")  # about NVSHMEM's own headers
+            yield
     finally:
         nvrtc.compile = saved

@@ -1,6 +1,6 @@
 """The SHMEM intrinsics on a GPU: NVSHMEM's device functions, through the Numba bindings of nvshmem4py.
 
-Kernels that use them are compiled with link-time optimisation against NVSHMEM's device code (shmem_kernel.py).
+Kernels that use them are compiled with link-time optimisation against NVSHMEM's device code (nvshmem_code.py).
 """
 
 from numba import cuda
