@@ -16,7 +16,7 @@ class LoadedKernel:
     """A kernel on the current GPU, ready to be launched. It is never unloaded."""
 
     def __init__(self, kernel):
-        self.name, self.max_threads, self.n_words = kernel.name, kernel.max_threads, kernel.n_words
+        self.n_words = kernel.n_words
         entry, cubin = kernel.binary()
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
         if kernel.shmem:  # NVSHMEM, which must be initialised, sets up its device side

@@ -10,6 +10,7 @@ import time
 from epmoe.capability import OLDEST
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
+from . import launch_shape
 from .forks import belongs_here
 from .gpu_driver import check, cu
 from .gpu_launch import Launch, loaded
@@ -197,19 +198,7 @@ class GpuMachine:
         numbers: num_tokens and my_rank.
         """
         k = self.prepare(kernel)
-        grid, block = int(grid), int(block)
-        if not 1 <= block <= k.max_threads:
-            raise EPValueError(f"block={block} threads: {k.name} takes 1 to {k.max_threads}")
-        if grid < 1:
-            raise EPValueError(f"grid={grid} blocks of {k.name}: at least 1 is needed")
-        if k.static_shared + shared_bytes > self.shared_limit:
-            raise EPValueError(f"shared_bytes={shared_bytes} of {k.name}: a block has at most {self.shared_limit}")
-        limit = self.max_resident_blocks(kernel, block, shared_bytes)
-        if grid > limit:
-            raise EPValueError(
-                f"grid={grid} blocks of {block} threads of {k.name} cannot be resident at once: {self.n_sms} "
-                f"multiprocessors hold {limit}; blocks wait for each other, so take a smaller grid"
-            )
+        grid, block = launch_shape.checked(self, kernel, grid, block, shared_bytes, k.static_shared)
         shape = grid, block, shared_bytes
         return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 

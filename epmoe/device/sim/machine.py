@@ -4,12 +4,12 @@ import contextlib
 import os
 import random
 import sys
-from operator import index
 
 import numpy as np
 
 from epmoe_ref.errors import EPStateError, EPValueError, UnavailableError
 
+from .. import launch_shape
 from ..forks import belongs_here
 from .detector import Detector
 from .memory import MEMORY, POISON, Span, aligned_bytes
@@ -171,6 +171,7 @@ class SimMachine:
 
     is_simulator = True
     has_captured = False
+    shared_limit = SHARED_PER_BLOCK
 
     def __init__(
         self,
@@ -303,22 +304,7 @@ class SimMachine:
             raise EPValueError("stream=%r is no stream of this machine: machine.stream(rank) makes one" % (stream,))
         if type(kernel) is Kernel:
             check_arguments(kernel, args)
-        grid, block = index(grid), index(block)
-        if not 1 <= block <= kernel.max_threads:
-            raise EPValueError("block=%d threads: %s takes 1 to %d" % (block, kernel.name, kernel.max_threads))
-        if grid < 1:
-            raise EPValueError("grid=%d blocks of %s: at least 1 is needed" % (grid, kernel.name))
-        if shared_bytes > SHARED_PER_BLOCK:
-            raise EPValueError(
-                "shared_bytes=%d of %s: a block has at most %d" % (shared_bytes, kernel.name, SHARED_PER_BLOCK)
-            )
-        limit = resident_blocks(block, shared_bytes, self.n_sms)
-        if grid > limit:
-            raise EPValueError(
-                "grid=%d blocks of %d threads of %s cannot be resident at once: %d multiprocessors "
-                "hold %d; blocks wait for each other, so take a smaller grid"
-                % (grid, block, kernel.name, self.n_sms, limit)
-            )
+        grid, block = launch_shape.checked(self, kernel, grid, block, shared_bytes)
         self.count += 1
         stream.queue.append(Launch(self.count, kernel, grid, block, tuple(args), stream, shared_bytes, programmatic))
 
