@@ -2,15 +2,15 @@
 
 import math
 from array import array
+from functools import cache
 
 import numpy as np
 from numba import cuda
 
 from epmoe_ref.errors import EPValueError
 
-from .gpu_driver import check, cu
 from .gpu_kernel import Kernel
-from .gpu_launch import Launch, loaded
+from .gpu_machine import GpuMachine, Stream
 from .ptx_factory import types
 
 ELEMENTS = {
@@ -77,18 +77,14 @@ class ArrayKernel:
             self._kernels[given] = Kernel(self.fn, self.max_threads, given, shmem=self.shmem)
         return self._kernels[given]
 
-    def ptx(self, values, cc):
-        """The PTX for a compute capability and arguments of these types. Needs no GPU."""
-        return self.of(values).ptx(cc)
-
-    def cubin(self, values, cc):
-        """The machine code for a compute capability. Needs no GPU."""
-        return self.of(values).binary(cc)[1]
-
-    def resident_blocks(self, values, threads, n_sms=None):
-        """How many blocks of `threads` threads the GPU, or n_sms of its multiprocessors, can hold at once."""
-        n_sms = n_sms or cuda.current_context().device.MULTIPROCESSOR_COUNT
-        return loaded(self.of(values)).blocks_per_sm(threads) * n_sms
+    def stream_of(self, stream, n_ranks=1, rank=0):
+        """A stream of epmoe as it is; Numba's, its handle, or None for the default stream as one of epmoe's."""
+        if hasattr(stream, "machine"):
+            return stream
+        handle = getattr(stream, "handle", stream)
+        made = Stream(_machine(cuda.current_context().device.id), rank, getattr(handle, "value", handle) or 0)
+        made.given = stream  # stays alive
+        return made
 
     def address(self, value, name, stream, rank):
         """The address of a pointer argument: a number, an array, or an object with `address` or `ptr`."""
@@ -108,28 +104,12 @@ class ArrayKernel:
         """The values of these words."""
         return words.copy_to_host()
 
-    def wait(self, stream):
-        """Returns when all launches on the stream have ended."""
-        cuda.synchronize() if stream is None else check(cu.cuStreamSynchronize(_handle(stream)))
-
     def start(self, grid, block, stream, values, names):
-        """Launch the kernel; inside the machine's hold(), when hold() ends. A dry machine only records the kernel."""
-        machine, kernel = getattr(stream, "machine", None), self.of(values)
-        if hasattr(machine, "kernels"):
-            machine.prepare(kernel)
-            return
-        resident = self.resident_blocks(values, block)
-        if not 1 <= grid <= resident:
-            raise EPValueError(
-                f"grid={grid} blocks of {block} threads of {self.name}: 1 to {resident} can be resident at once, and "
-                "blocks wait for each other"
-            )
-        shape, words = (grid, block, 0), _words(tuple(values))
-        launch = Launch(machine, loaded(kernel), shape, words, (), _handle(stream), False)
-        launch.submit() if machine is None else launch.start()
+        """Launch the kernel; inside the machine's hold(), when hold() ends."""
+        stream.machine.prepared(self.of(values), grid, block, _words(tuple(values)), stream=stream).start()
 
 
-def _handle(stream):
-    """The handle of a stream: ours, Numba's, a number, or None for the default stream."""
-    handle = getattr(stream, "handle", stream)
-    return int(getattr(handle, "value", handle) or 0)
+@cache
+def _machine(current):
+    """The machine for streams that no machine made. current: number of the current GPU, which it is for."""
+    return GpuMachine()

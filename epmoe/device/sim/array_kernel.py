@@ -61,10 +61,9 @@ class ArrayKernel(Kernel):
     def __init__(self, fn, max_threads, shmem=False):
         super().__init__(fn, max_threads)
 
-    @staticmethod
-    def own_stream(n_ranks, rank):
-        """A stream of a new machine, for a launch without a stream. The launch runs at once, alone, to its end."""
-        return SimMachine(n_ranks).stream(rank)
+    def stream_of(self, stream, n_ranks, rank):
+        """A stream as it is; for None a stream of a new machine, whose launch runs at once, alone, to its end."""
+        return SimMachine(n_ranks).stream(rank) if stream is None else stream
 
     def address(self, value, name, stream, rank):
         """The address of a pointer argument: a number, an array, or an object with `address`, `buffer` or `ptr`."""
@@ -85,10 +84,6 @@ class ArrayKernel(Kernel):
     def read(self, words):
         """The values of these words."""
         return words
-
-    def wait(self, stream):
-        """Returns when all launches on the stream have ended."""
-        stream.synchronize()
 
     def start(self, grid, block, stream, values, names):
         """Queue a launch on a stream of a SimMachine."""

@@ -72,11 +72,11 @@ class PlainKernel:
     def grid(self, machine=None, block=None) -> int:
         """Blocks of a launch on that machine: launch.n_sms, but no more than can be resident at once and have flags."""
         block, launch = block or self.block(), self.options.launch
-        n_sms = getattr(machine, "n_sms", None)
         if SIM or hasattr(machine, "kernels"):       # a dry machine, which remembers what it would launch
             return self._with_flags(launch.grid(machine))
-        return self._with_flags(min(launch.n_sms or n_sms or 1 << 30,
-                                    self.kernel.resident_blocks(self._compiled_for({}), block, n_sms)))
+        most, kernel = launch.n_sms or getattr(machine, "n_sms", 1 << 30), self.kernel.of(self._compiled_for({}))
+        machine = machine or self.kernel.stream_of(None).machine
+        return self._with_flags(min(most, machine.max_resident_blocks(kernel, block)))
 
     def block(self) -> int:
         """Threads of a block."""
@@ -84,16 +84,16 @@ class PlainKernel:
 
     def ptx(self, cc, **user_arguments) -> str:
         """The PTX for a compute capability such as (7, 5); needs no GPU. user_arguments: as at a launch."""
-        return self.kernel.ptx(self._compiled_for(user_arguments), cc)
+        return self.kernel.of(self._compiled_for(user_arguments)).ptx(cc)
 
     def cubin(self, cc, **user_arguments) -> bytes:
         """The cubin for a compute capability; needs no GPU."""
-        return self.kernel.cubin(self._compiled_for(user_arguments), cc)
+        return self.kernel.of(self._compiled_for(user_arguments)).binary(cc)[1]
 
     def check(self):
         """Waits for the launches. Raises what their own status words report: PeerTimeout, EPValueError for bad ids."""
         for rank, (stream, words, timeout) in self._launched.items():
-            self.kernel.wait(stream)
+            stream.synchronize()
             if words is not None:
                 raise_if_failed(self.kernel.read(words), self.cfg, rank, timeout)
                 raise_if_bad_ids(self.kernel.read(words), self.cfg, rank)
@@ -114,7 +114,7 @@ class PlainKernel:
         if not 0 < timeout < 1e9:
             raise EPValueError(f"timeout={timeout} must be a positive number of seconds")
         alone = stream is None and SIM
-        stream = self.kernel.own_stream(self.cfg.n_ranks, my_rank) if alone else stream
+        stream = self.kernel.stream_of(stream, self.cfg.n_ranks, my_rank)
         own = self._launched[my_rank][1] if my_rank in self._launched else None
         if status is None:
             status = own = self.kernel.words(STATUS_WORDS) if own is None else own
