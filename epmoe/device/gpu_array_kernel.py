@@ -9,6 +9,7 @@ from numba import cuda
 
 from epmoe_ref.errors import EPValueError
 
+from .cuda_stream import handle_of
 from .gpu_kernel import Kernel
 from .gpu_machine import GpuMachine, Stream
 from .ptx_factory import types
@@ -78,11 +79,10 @@ class ArrayKernel:
         return self._kernels[given]
 
     def stream_of(self, stream, n_ranks=1, rank=0):
-        """A stream of epmoe as it is; Numba's, its handle, or None for the default stream as one of epmoe's."""
+        """A stream of epmoe as it is; any other that handle_of() takes as one of epmoe's."""
         if hasattr(stream, "machine"):
             return stream
-        handle = getattr(stream, "handle", stream)
-        made = Stream(_machine(cuda.current_context().device.id), rank, getattr(handle, "value", handle) or 0)
+        made = Stream(_machine(cuda.current_context().device.id), rank, handle_of(stream))
         made.given = stream  # stays alive
         return made
 

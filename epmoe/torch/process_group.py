@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from epmoe import device
+from epmoe.device.cuda_stream import handle_of
 from epmoe.torch.store_exchange import StoreExchange, count, store_of
 from epmoe.worlds import agreement
-from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.mpi import MPIWorld
 from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPStateError, EPValueError, UnavailableError

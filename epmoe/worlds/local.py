@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from epmoe import device
-from epmoe.worlds.cuda_stream import handle_of
+from epmoe.device.cuda_stream import handle_of
 from epmoe.worlds.simulation import checked, is_whole
 from epmoe.worlds.symmetric import SymmetricMemory
 from epmoe_ref.config import MAX_EXPERTS

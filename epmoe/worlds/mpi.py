@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from epmoe import device
+from epmoe.device.cuda_stream import handle_of
 from epmoe.provenance import install
 from epmoe.worlds import agreement, launcher
-from epmoe.worlds.cuda_stream import handle_of
 from epmoe.worlds.exchange import Exchange
 from epmoe.worlds.simulation import checked
 from epmoe.worlds.time_limit import seconds

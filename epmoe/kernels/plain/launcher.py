@@ -24,8 +24,9 @@ class PlainKernel:
 
     kernel[grid, block](...) or kernel[grid, block, stream](...) launches. grid: blocks. All must be resident, as they
     wait for each other (not in combine_async). combine and combine_wait run at most 2 * n_experts. block: threads, a
-    multiple of 32. stream: machine.stream(rank), or on a GPU a Numba stream or its handle. In the simulator launches
-    run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, at once and alone.
+    multiple of 32. stream: machine.stream(rank), or on a GPU a stream of Numba, torch or CuPy, or its handle. In the
+    simulator launches run at machine.synchronize() or at the end of `with machine.hold()`; without a stream, at once
+    and alone.
 
     The arguments are those of the specification page, in its order. Arrays are C-contiguous: input_tokens [num_tokens,
     hidden] (in dispatch bf16, or input_type; in combine [rows, hidden] of the combine type), topk_ids int32
