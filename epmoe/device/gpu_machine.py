@@ -151,9 +151,9 @@ class GpuMachine:
 
     # ------------------------------------------------------------------ memory
     def alloc(self, nbytes, name, rank=0, *, regions=None):
-        """A new Buffer of device memory (256-byte aligned, a whole allocation)."""
+        """A new Buffer of device memory (256-byte aligned, a whole allocation). rank, regions: for the simulator."""
         self.activate()
-        return Buffer(self, nbytes, name, rank, regions)
+        return Buffer(self, nbytes, name)
 
     def host_memory(self, nbytes, name, rank=0):
         """New HostMemory."""

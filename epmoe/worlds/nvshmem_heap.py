@@ -62,9 +62,8 @@ def complete(world):
 class HeapBuffer(Buffer):
     """This rank's part of an allocation in the symmetric heap."""
 
-    def __init__(self, machine, nbytes, name, rank, regions):
-        self.machine, self.nbytes = machine, int(nbytes)
-        self.name, self.rank, self.regions = name, rank, regions
+    def __init__(self, machine, nbytes, name):
+        self.machine, self.nbytes, self.name = machine, int(nbytes), name
         machine.activate()
         # after an error it is never freed
         self._memory = _nvshmem().buffer(self.nbytes, except_on_del=False)
@@ -85,7 +84,7 @@ class HeapMemory:
         rank, size = world.rank, world.p2p_world_size
         # Allocating waits for all ranks without a time limit. The ranks have checked that all request the same size.
         world.exchange.gather("allocation", nbytes, timeout)
-        buffer = HeapBuffer(world.machine, -(-nbytes // ALIGNMENT) * ALIGNMENT, name, rank, regions)
+        buffer = HeapBuffer(world.machine, -(-nbytes // ALIGNMENT) * ALIGNMENT, name)
         self._world, self.buffers = world, {rank: buffer}
         first = rank // size * size
         self.addresses = [

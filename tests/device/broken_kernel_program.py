@@ -12,6 +12,7 @@ import numpy as np
 
 from epmoe import EPConfig, ExpertParallel, LocalWorld, fused_a2a
 from epmoe.device import globaltimer, kernel, store_u32, u32, u64
+from epmoe.host.arrays import Array
 from epmoe_ref.errors import EPError
 
 X, IDS = np.zeros((2, 16), ml_dtypes.bfloat16), np.zeros((2, 1), np.int64)
@@ -36,7 +37,7 @@ def main(call):
         """Arrays in host memory would be waited for earlier, when they are copied."""
         buffer = machine.alloc(array.nbytes, "input")
         buffer.write(array)
-        return [buffer.array(array.dtype, array.shape)]
+        return [Array(None, buffer.address, array.shape, array.dtype, None, None, buffer)]
 
     x, ids, probs, maps = map(on_device, (X, IDS, PROBS, MAPS))
     ep = ExpertParallel(EPConfig(1, 4, 1, 16, 4), world)

@@ -6,6 +6,7 @@ Arguments and results are lists over ranks. A result of dispatch is the referenc
 import numpy as np
 
 from epmoe import device, kernels, layout
+from epmoe.host.arrays import Array
 from epmoe.kernels import ArrayArg, LaunchConfig, ScalarArg, Wanted, formats, lamport, status
 from epmoe.kernels.pairs.tuning import Tuning
 from epmoe.kernels.params import float32_word
@@ -14,6 +15,13 @@ from epmoe_ref.dispatched import Dispatched
 
 SMALL = LaunchConfig(n_sms=3, num_threads=64)
 POISON = 0xFF  # NaN in every format, -1 in every integer
+
+
+def part_of(buffer, dtype, shape, offset=0):
+    """Part of a Buffer as an array that kernels take."""
+    if device.SIM:
+        return buffer.array(dtype, shape, offset)
+    return Array(None, buffer.address + offset, shape, np.dtype(dtype), None, None, buffer)
 
 
 class World:
@@ -70,7 +78,7 @@ class World:
         buffer.fill(POISON)
         if values is not None and nbytes:
             buffer.write(np.ascontiguousarray(values, dtype))
-        return buffer.array(dtype, shape)
+        return part_of(buffer, dtype, shape)
 
     def results(self, rank):
         """{name: array} that a dispatch writes to: the format's, then what every format has."""

@@ -1,7 +1,7 @@
 """A world for the plain kernels alone, which take arrays as arguments, in the order of the specification's pages."""
 
 import numpy as np
-from kernel_world import SMALL, World
+from kernel_world import SMALL, World, part_of
 
 from epmoe import device, layout
 from epmoe.kernels import plain
@@ -54,8 +54,9 @@ class PlainWorld(World):
 
     def launch_combine(self, rank, y, out, weights_args, epilogue_args):
         cfg = self.cfg
-        src_info = self.buffers["src_info", rank].array(np.int32, (self.capacity, 2))
-        ids = self.base[rank].array(np.int32, (out.shape[0], cfg.top_k), layout.region(cfg, "clean_topk_ids").offset)
+        src_info = part_of(self.buffers["src_info", rank], np.int32, (self.capacity, 2))
+        start = layout.region(cfg, "clean_topk_ids").offset
+        ids = part_of(self.base[rank], np.int32, (out.shape[0], cfg.top_k), start)
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         to = tuple(self.peers(rank, "combine_recv_buf")), tuple(self.peers(rank, "combine_recv_count"))
         counters = self.at(rank, "ep_counters")
