@@ -78,9 +78,8 @@ class Kernel:
             self._compiled = _dispatcher._Kernel(self.fn, self.signature, **how)._codelibrary
         return self._compiled
 
-    def binary(self, cc=None):
-        """The same as cubin(), from the disk cache, or compiled and stored there. cc: default: the current GPU's."""
-        cc = cc or tuple(cuda.current_context().device.compute_capability)
+    def binary(self, cc):
+        """The same as cubin(), from the disk cache, or compiled and stored there."""
         return kernel_cache.find_or_make(self.fingerprint(cc), lambda: self.cubin(cc))
 
     def fingerprint(self, cc):

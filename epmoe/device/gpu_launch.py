@@ -13,11 +13,11 @@ STATIC_SHARED_LIMIT = 48 * 1024
 
 
 class LoadedKernel:
-    """A kernel on the current GPU, ready to be launched. It is never unloaded."""
+    """A kernel on the current GPU, of compute capability cc, ready to be launched. It is never unloaded."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel, cc):
         self.n_words = kernel.n_words
-        entry, cubin = kernel.binary()
+        entry, cubin = kernel.binary(cc)
         library = check(cu.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
         if kernel.shmem:  # NVSHMEM, which must be initialised, sets up its device side
             from nvshmem import bindings
@@ -38,16 +38,6 @@ class LoadedKernel:
             check(cu.cuFuncSetAttribute(self.function, attribute, shared_bytes))
             self.dynamic_limit = shared_bytes
         return check(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, shared_bytes))
-
-
-def loaded(kernel):
-    """The kernel compiled and loaded for the current GPU."""
-    from numba import cuda
-
-    number, of_devices = cuda.current_context().device.id, kernel.loaded
-    if number not in of_devices:
-        of_devices[number] = LoadedKernel(kernel)
-    return of_devices[number]
 
 
 class Launch:

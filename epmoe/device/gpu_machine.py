@@ -13,7 +13,7 @@ from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 from . import launch_shape
 from .forks import belongs_here
 from .gpu_driver import check, cu
-from .gpu_launch import Launch, loaded
+from .gpu_launch import Launch, LoadedKernel
 from .gpu_memory import Buffer, HostMemory
 
 NOT_CAPTURING = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
@@ -184,7 +184,9 @@ class GpuMachine:
     def prepare(self, kernel):
         """Compile and load a kernel now. Doing so while other kernels wait for each other could hang."""
         self.activate()
-        return loaded(kernel)
+        if self.ordinal not in kernel.loaded:
+            kernel.loaded[self.ordinal] = LoadedKernel(kernel, self.compute_capability)
+        return kernel.loaded[self.ordinal]
 
     def launch(self, kernel, grid, block, args, *, stream, **how):
         """Start grid blocks of `block` threads on a stream; inside hold(), when it ends. args: params and 2 numbers."""

@@ -203,7 +203,7 @@ def counted_machine(n_ranks, rank):
     driver = Driver(real)
     device = types.SimpleNamespace(id=0, name="counted", MULTIPROCESSOR_COUNT=132, compute_capability=(9, 0))
 
-    def entry_only(kernel):
+    def entry_only(kernel, cc):
         KERNELS.append((kernel.name, kernel.n_words))
         return kernel.name, b""
 

@@ -78,12 +78,11 @@ def test_grids_that_cannot_be_resident_are_refused_and_the_default_is_not():
 
 def test_no_kernel_spills_much_and_all_fit_1024_threads():
     from epmoe.device.gpu_driver import check, cu
-    from epmoe.device.gpu_launch import loaded
 
-    cfg = EPConfig(n_ranks=8, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128)
+    cfg, machine = EPConfig(n_ranks=8, n_experts=256, top_k=8, hidden=7168, max_tokens_per_rank=128), device.machine(1)
     for name in (n for n in plain.__all__ if n.endswith("_kernel")):
         kernel = getattr(plain, name)(cfg)
-        function = loaded(kernel.kernel.of(kernel._compiled_for({}))).function
+        function = machine.prepare(kernel.kernel.of(kernel._compiled_for({}))).function
         registers, local = (
             check(cu.cuFuncGetAttribute(getattr(cu.CUfunction_attribute, which), function))
             for which in ("CU_FUNC_ATTRIBUTE_NUM_REGS", "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES")

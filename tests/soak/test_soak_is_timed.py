@@ -52,17 +52,17 @@ def test_kernels_are_compiled_without_a_gpu(tmp_path):
 @pytest.mark.parametrize("options", [dict(fused=True), dict(fused=False, poison=True)], ids=["fused", "split"])
 @pytest.mark.parametrize("token_format", ["bf16", "mxfp8"])
 def test_rounds_load_no_kernel_that_was_not_ready(options, token_format, monkeypatch):
-    from epmoe.device import gpu_launch
+    from epmoe.device import gpu_machine
 
     cfg = EPConfig(2, 4, 2, 1024, 3, token_format=token_format)
     options = dict(seed=0, poison=False) | options
     world = LocalWorld(2)
     assert compiled_first.compile_all(cfg, world, **options)[0] >= 7
 
-    def late(kernel):
+    def late(kernel, cc):
         raise AssertionError(f"{kernel.name} was not ready")
 
-    monkeypatch.setattr(gpu_launch, "LoadedKernel", late)
+    monkeypatch.setattr(gpu_machine, "LoadedKernel", late)
     with Soak(cfg, world, **options) as soak:
         soak.round(0)
         assert [f.errors for f in soak.found()] == [0, 0]
