@@ -19,10 +19,8 @@ def check(result):
     """The values that a driver call returned. EPError with the error's name if it failed."""
     code = result[0]
     if code != SUCCESS:
-        _, name = cu.cuGetErrorName(code)
         _, text = cu.cuGetErrorString(code)
-        name, text = (b.decode() if isinstance(b, bytes) else str(b) for b in (name, text))
-        raise EPError(f"CUDA: {name} ({text})")
+        raise EPError(f"CUDA: {code.name} ({text.decode()})")
     return result[1] if len(result) == 2 else result[1:] or None
 
 

@@ -110,7 +110,6 @@ def check_a_peer_that_stays_away_from_fused_dispatch_is_named_as_by_check():
 
 def check_an_error_of_the_device_is_raised_as_it_is():
     tell, values, driver = one_array()
-    driver.cuGetErrorName = lambda code: (0, code.name)
     driver.tell, driver.cuStreamQuery = nobody, lambda stream: (driver.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
     begin = time.monotonic()
     fails(EPError, "CUDA_ERROR_ILLEGAL_ADDRESS", tell)

@@ -103,6 +103,9 @@ class Driver:
     def cuThreadExchangeStreamCaptureMode(self, mode):
         return self._success[0], mode
 
+    def cuGetErrorString(self, code):
+        return self._success[0], b"counted"
+
     def cuFuncGetAttribute(self, attribute, function):
         return self._success[0], 0
 
