@@ -89,7 +89,6 @@ class Stream:
 
     def synchronize(self):
         """Wait until all work on it has ended."""
-        self.machine.activate()
         self.machine.submit()
         check(cu.cuStreamSynchronize(self.handle))
 
@@ -205,14 +204,14 @@ class GpuMachine:
         return Launch(self, k, shape, words, numbers, stream.handle, programmatic)
 
     def submit(self):
-        """Start the launches that hold() held back."""
+        """Make this machine's context the thread's, and start the launches that hold() held back."""
+        self.activate()
         waiting, self.waiting = self.waiting, []
         for start in waiting:
             start()
 
     def synchronize(self):
         """Wait until every launch on this machine's streams has ended."""
-        self.activate()
         self.submit()
         for s in self.streams:
             check(cu.cuStreamSynchronize(s.handle))
@@ -229,5 +228,4 @@ class GpuMachine:
         finally:
             self.held -= 1
         if not self.held:
-            self.activate()
             self.submit()
