@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numba import cuda
@@ -29,17 +29,13 @@ def _element(dtype):
     return ELEMENTS[dtype]
 
 
-def _is_array(value):
-    return hasattr(value, "shape") and hasattr(value, "address")
-
-
 def type_of(value):
     """The Numba type of an argument: an Array, a tuple, or a NumPy number."""
     if isinstance(value, tuple):
         return types.BaseTuple.from_types([type_of(v) for v in value], type(value))
-    if _is_array(value):
-        return types.Array(_element(value.dtype), len(value.shape), "C")
-    return ELEMENTS[value.dtype]
+    if isinstance(value, np.generic):
+        return ELEMENTS[value.dtype]
+    return types.Array(_element(value.dtype), len(value.shape), "C")
 
 
 def _words(value):
@@ -48,15 +44,15 @@ def _words(value):
     if isinstance(value, tuple):
         for v in value:
             words += _words(v)
-    elif _is_array(value):
-        if getattr(value, "host", None) is not None:
-            raise EPValueError(f"an array of shape {value.shape} is in host memory: cuda.to_device(array)")
-        itemsize, shape = np.dtype(value.dtype).itemsize, value.shape
+    elif isinstance(value, np.generic):
+        words.frombytes(value.tobytes().ljust(8, b"\0"))
+    elif value.host is not None:
+        raise EPValueError(f"an array of shape {value.shape} is in host memory: cuda.to_device(array)")
+    else:
+        itemsize, shape = value.dtype.itemsize, value.shape
         strides = [itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
         owner, parent = 0, 0
         words.extend((owner, parent, math.prod(shape), itemsize, value.address, *shape, *strides))
-    else:
-        words.frombytes(value.tobytes().ljust(8, b"\0"))
     return words
 
 
@@ -64,19 +60,16 @@ class ArrayKernel:
     """A kernel whose arguments are arrays, tuples and numbers. fn: the plain function; max_threads: of a block.
 
     shmem: it uses epmoe.device.shmem and is linked with NVSHMEM's code. NVSHMEM must be initialised before a launch. An
-    array is a record with address, shape, dtype, owner (epmoe.host.arrays.Array).
+    array is a record with host, address, shape, dtype (epmoe.host.arrays.Array).
     """
 
     def __init__(self, fn, max_threads, shmem=False):
-        self.fn, self.name, self.max_threads, self.shmem = fn, fn.__name__, max_threads, shmem
-        self._kernels = {}  # by types of arguments
+        self.max_threads = max_threads
+        self._kernel_for = cache(partial(Kernel, fn, max_threads, shmem=shmem))
 
     def of(self, values):
         """The Kernel for arguments of these types."""
-        given = tuple(map(type_of, values))
-        if given not in self._kernels:
-            self._kernels[given] = Kernel(self.fn, self.max_threads, given, shmem=self.shmem)
-        return self._kernels[given]
+        return self._kernel_for(tuple(map(type_of, values)))
 
     def stream_of(self, stream, n_ranks=1, rank=0):
         """A stream of epmoe as it is; any other that handle_of() takes as one of epmoe's."""

@@ -6,8 +6,7 @@ removes most of them.
 
 from .ptx_factory import typed_intrinsic, types
 
-DTYPES = {"float32": types.float32, "int32": types.int32}
-ITEMSIZE = 4
+ITEMSIZE = 4  # of float32 and int32
 
 
 def _codegen(context, builder, signature, args):
@@ -26,7 +25,8 @@ def _codegen(context, builder, signature, args):
 
 def array_type(dtype: str, n_axes: int, writable: bool):
     """Numba's type for such an array; with no axes, for a number."""
-    return types.Array(DTYPES[dtype], n_axes, "C", readonly=not writable) if n_axes else DTYPES[dtype]
+    element = getattr(types, dtype)
+    return types.Array(element, n_axes, "C", readonly=not writable) if n_axes else element
 
 
 def array_at(dtype: str, n_axes: int, writable: bool):
