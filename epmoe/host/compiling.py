@@ -12,13 +12,6 @@ MOST_PROCESSES = 64
 TIMEOUT_S = 240
 
 
-def number_of_processes(world, n_pieces):
-    """How many processes compile n_pieces while this host's ranks wait; 0 without a disk cache."""
-    if kernel_cache.folder() is None:
-        return 0
-    return min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), n_pieces)
-
-
 def ahead(world, run, kernels, command):
     """Compile the kernels that the disk cache lacks: each host's first rank, while the others wait; collective.
 
@@ -31,20 +24,20 @@ def ahead(world, run, kernels, command):
         cc = world.machine.compute_capability
         keys = kernel_cache.keys_of((run, cc), lambda: list({k.fingerprint(cc) for k in kernels()}))
         missing = sum(not kernel_cache.has(key) for key in keys)
-        n = number_of_processes(world, missing) if missing else 0
+        n = min(MOST_PROCESSES, max(1, os.cpu_count() - world.n_ranks), missing) if kernel_cache.folder() else 0
         run_together([[*command, f"{i}/{n}"] for i in range(1, n + 1)])
         counts = len(keys), missing if n else 0, n
     return world.tell(counts, TIMEOUT_S + 60)[0]
 
 
-def run_together(commands, timeout_s=TIMEOUT_S):
+def run_together(commands):
     """Run these commands at the same time. A rank later compiles any kernel that they could not.
 
     They use the device layer's GPU side but open no GPU, since GPU contexts are created one after another.
     """
     how = dict(env=os.environ | {"EPMOE_DEVICE": "gpu"}, preexec_fn=_on_all_cores)
     running = [subprocess.Popen(command, **how) for command in commands]
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     for process in running:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))

@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 
 from epmoe import device, fused_a2a
-from epmoe.device import kernel_cache
 from epmoe.fused_a2a.launches import smaller_blocks
 from epmoe.host import compiling
 from epmoe.kernels.rows.shape import NO_LIMIT, TUNING
@@ -70,19 +69,15 @@ def compile_ahead(world, hidden, local, top_k, most_tokens=MOST_TOKENS):
     """Compile what the disk cache lacks, from rank 0 while the others wait; collective. Nothing in the simulator."""
     if device.SIM:
         return
-    if world.rank == 0:
-        shape = world.n_ranks, hidden, local, top_k, most_tokens
-        cc = world.machine.compute_capability
-        missing = sum(not kernel_cache.has(k.fingerprint(cc)) for k in kernels_of(*shape))
-        n = compiling.number_of_processes(world, missing) if missing else 0
-        compiling.run_together([[sys.executable, __file__, *map(str, (*shape, *cc)), f"{i}/{n}"] for i in range(n)])
-    world.tell(None, compiling.TIMEOUT_S + 60)
+    shape = world.n_ranks, hidden, local, top_k, most_tokens
+    command = [sys.executable, __file__, *map(str, (*shape, *world.machine.compute_capability))]
+    compiling.ahead(world, ("rows", shape), lambda: kernels_of(*shape), command)
 
 
 def main(n_ranks, hidden, local, top_k, most_tokens, major, minor, part):
     shape, cc = map(int, (n_ranks, hidden, local, top_k, most_tokens)), (int(major), int(minor))
     i, n = map(int, part.split("/"))
-    for kernel in kernels_of(*shape)[i::n]:
+    for kernel in kernels_of(*shape)[i - 1 :: n]:
         kernel.binary(cc)
 
 
