@@ -2,6 +2,7 @@
 
 import contextlib
 import types as _types
+from functools import cached_property
 
 import numba.cuda.cudadrv.devices as _devices
 import numba.cuda.dispatcher as _dispatcher
@@ -49,7 +50,6 @@ class Kernel:
     def __init__(self, fn, max_threads, signature, n_words=0, shmem=False):
         self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, n_words
         self.signature, self.shmem, self.__doc__ = signature, shmem, fn.__doc__
-        self._compiled = None
         self.loaded = {}  # number of a GPU -> LoadedKernel
 
     def __repr__(self):
@@ -58,25 +58,23 @@ class Kernel:
     def ptx(self, cc=SM_90):
         """The PTX for a compute capability. Needs no GPU."""
         with as_if_on(cc):
-            return self._code().get_asm_str(cc)
+            return self._code.get_asm_str(cc)
 
     def cubin(self, cc):
         """(name of the entry point, machine code), compiled for a compute capability. Needs no GPU."""
         with as_if_on(cc), compiled_once() if self.shmem else contextlib.nullcontext():
-            code = self._code()
-            return code._entry_name, bytes(code.get_cubin().code)
+            return self._code._entry_name, bytes(self._code.get_cubin().code)
 
+    @cached_property
     @without_collecting()  # Numba makes a million objects for a kernel
     def _code(self):
-        """Numba's code of the kernel, made once, for all compute capabilities. Call it inside as_if_on().
+        """Numba's code of the kernel, made once, for all compute capabilities. Ask for it inside as_if_on().
 
         It does not use cuda.jit, which would load the code at once. The code to load comes from the disk cache.
         """
-        if self._compiled is None:
-            # NVSHMEM's code is linked as link-time code: without lto it would be compiled as one more program
-            how = dict(launch_bounds=self.max_threads, lto=self.shmem)
-            self._compiled = _dispatcher._Kernel(self.fn, self.signature, **how)._codelibrary
-        return self._compiled
+        # NVSHMEM's code is linked as link-time code: without lto it would be compiled as one more program
+        how = dict(launch_bounds=self.max_threads, lto=self.shmem)
+        return _dispatcher._Kernel(self.fn, self.signature, **how)._codelibrary
 
     def binary(self, cc):
         """The same as cubin(), from the disk cache, or compiled and stored there."""
