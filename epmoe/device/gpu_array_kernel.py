@@ -90,12 +90,8 @@ class ArrayKernel:
         raise EPValueError(f"{name} is {value!r}: an address in GPU memory, or an array there, is needed")
 
     def words(self, n):
-        """n int32 words for the kernel, zero."""
+        """n int32 words for the kernel, zero; np.asarray() copies them to the host."""
         return cuda.to_device(np.zeros(n, np.int32))
-
-    def read(self, words):
-        """The values of these words."""
-        return words.copy_to_host()
 
     def start(self, grid, block, stream, values, names):
         """Launch the kernel; inside the machine's hold(), when hold() ends."""

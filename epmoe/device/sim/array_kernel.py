@@ -81,10 +81,6 @@ class ArrayKernel(Kernel):
         """n int32 words for the kernel, zero."""
         return np.zeros(n, np.int32)
 
-    def read(self, words):
-        """The values of these words."""
-        return words
-
     def start(self, grid, block, stream, values, names):
         """Queue a launch on a stream of a SimMachine."""
         args = tuple(_argument(value, name, stream) for value, name in zip(values, names))

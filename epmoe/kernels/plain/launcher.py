@@ -96,8 +96,8 @@ class PlainKernel:
         for rank, (stream, words, timeout) in self._launched.items():
             stream.synchronize()
             if words is not None:
-                raise_if_failed(self.kernel.read(words), self.cfg, rank, timeout)
-                raise_if_bad_ids(self.kernel.read(words), self.cfg, rank)
+                raise_if_failed(words, self.cfg, rank, timeout)
+                raise_if_bad_ids(words, self.cfg, rank)
 
     def _with_flags(self, grid):
         flagged = self.__name__ in ("combine_wait_kernel", "combine_kernel")
