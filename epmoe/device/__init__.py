@@ -43,13 +43,15 @@ if SIM:
     from .sim.array_kernel import ArrayKernel, address_of
     from .sim.intrinsics import DTYPES as _DTYPES
     from .sim.intrinsics import INTRINSICS as _INTRINSICS
-    from .sim.machine import SimMachine, device_fn, kernel
+    from .sim.machine import Kernel as _Kernel
+    from .sim.machine import SimMachine, device_fn
     from .sim.user_arrays import array_at, output
 
     machine = SimMachine
 else:
     from .gpu_array_kernel import ArrayKernel
-    from .gpu_decorators import device_fn, kernel
+    from .gpu_decorators import device_fn
+    from .gpu_kernel import Kernel as _Kernel
     from .gpu_machine import GpuMachine
     from .gpu_ops import DTYPES as _DTYPES
     from .gpu_ops import INTRINSICS as _INTRINSICS
@@ -58,6 +60,18 @@ else:
     from .tuple_or_memory import output
 
     machine = GpuMachine
+
+
+def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
+    """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32), at most max_threads a block.
+
+    words: params is a tuple of this many u64, passed by value. With 0 it is one u64, an address. shmem: it uses
+    intrinsics of epmoe.device.shmem.
+    """
+    if fn is None:
+        return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)
+    return _Kernel(fn, max_threads, words, shmem)
+
 
 globals().update({name: _INTRINSICS[name] for name in _intrinsics.INTRINSICS})
 globals().update({name: _DTYPES[name] for name in _intrinsics.DTYPES.split()})

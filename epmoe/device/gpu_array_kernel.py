@@ -65,7 +65,7 @@ class ArrayKernel:
 
     def __init__(self, fn, max_threads, shmem=False):
         self.max_threads = max_threads
-        self._kernel_for = cache(partial(Kernel, fn, max_threads, shmem=shmem))
+        self._kernel_for = cache(partial(Kernel, fn, max_threads, 0, shmem))
 
     def of(self, values):
         """The Kernel for arguments of these types."""

@@ -1,13 +1,10 @@
-"""@device_fn and @kernel on the GPU."""
+"""@device_fn on the GPU."""
 
 from types import ModuleType
 
 import numpy as np
 from numba import cuda
 from numba.core.types import unliteral
-
-from .gpu_kernel import Kernel
-from .ptx_factory import i32, types, u64
 
 MOST_SHARED = 20_000  # device functions that are remembered
 _shared = {}
@@ -53,14 +50,3 @@ def _of_value(value):
     if isinstance(value, (float, np.floating)):
         return type(value), repr(value)  # -0.0 is equal to 0.0
     return type(value), value
-
-
-def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
-    """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32), at most max_threads a block.
-
-    words: params is a tuple of this many u64, passed by value. With 0 it is one u64, an address. shmem: it uses
-    intrinsics of epmoe.device.shmem.
-    """
-    if fn is None:
-        return lambda f: kernel(f, max_threads=max_threads, words=words, shmem=shmem)
-    return Kernel(fn, max_threads, (types.UniTuple(u64, words) if words else u64, i32, i32), words, shmem)

@@ -16,6 +16,7 @@ from . import kernel_cache
 from .fingerprint import fingerprint
 from .garbage import without_collecting
 from .nvshmem_code import compiled_once
+from .ptx_factory import i32, types, u64
 
 SM_90 = (9, 0)
 
@@ -45,11 +46,12 @@ def result_type(fn, argument_types, cc):
 
 
 class Kernel:
-    """An entry point of the device: a Python function, and the types of its arguments. n_words, shmem: see @kernel."""
+    """An entry point of the device, made by @kernel. signature: types of other arguments than those that it names."""
 
-    def __init__(self, fn, max_threads, signature, n_words=0, shmem=False):
+    def __init__(self, fn, max_threads, n_words=0, shmem=False, signature=None):
         self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, n_words
-        self.signature, self.shmem, self.__doc__ = signature, shmem, fn.__doc__
+        self.signature = signature or (types.UniTuple(u64, n_words) if n_words else u64, i32, i32)
+        self.shmem, self.__doc__ = shmem, fn.__doc__
         self.loaded = {}  # number of a GPU -> LoadedKernel
 
     def __repr__(self):

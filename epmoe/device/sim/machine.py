@@ -21,10 +21,10 @@ from .threads import Launch
 
 
 class Kernel:
-    """An entry point of the device, made by @kernel. `fn` is the plain function."""
+    """An entry point of the device, made by @kernel. `fn` is the plain function. shmem: ignored here."""
 
-    def __init__(self, fn, max_threads, words=0):
-        self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, words
+    def __init__(self, fn, max_threads, n_words=0, shmem=False):
+        self.fn, self.name, self.max_threads, self.n_words = fn, fn.__name__, max_threads, n_words
         self.__doc__ = fn.__doc__
 
     def __repr__(self):
@@ -32,16 +32,6 @@ class Kernel:
 
     def __call__(self, *args):
         raise EPValueError("%s is a kernel: start it with machine.launch(%s, grid, block, ...)" % (2 * (self.name,)))
-
-
-def kernel(fn=None, *, max_threads=1024, words=0, shmem=False):
-    """Decorator for entry points: fn(params, num_tokens: i32, my_rank: i32). shmem: ignored here.
-
-    words: params is a tuple of this many u64. With 0 it is one u64, an address.
-    """
-    if fn is None:
-        return lambda f: Kernel(f, max_threads, words)
-    return Kernel(fn, max_threads, words)
 
 
 def check_arguments(kernel, args):
