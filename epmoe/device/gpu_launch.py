@@ -1,4 +1,4 @@
-"""Loads compiled code for a GPU, and prepares launches with packed arguments that can be started repeatedly.
+"""Loads compiled code for a GPU, and launches it with packed arguments.
 
 A launch through Numba costs four to ten times as much as one through the driver.
 """

@@ -63,10 +63,7 @@ class Stream:
         check(cu.cuStreamWaitEvent(self.handle, other._event, 0))
 
     def wait_for(self, word, number, seconds):
-        """Poll word[0], which a kernel on the stream stores, until it equals number. False if that takes too long.
-
-        It spins for a few microseconds, then yields to other threads, then sleeps between polls.
-        """
+        """Poll word[0], which a kernel on the stream stores, until it equals number. False if that takes too long."""
         for _ in range(LOOKS):
             if word[0] == number:
                 return True

@@ -1,7 +1,4 @@
-"""Device memory. Every Buffer is one whole allocation of cuMemAlloc, so its CUDA IPC handle covers nothing else.
-
-HostMemory is host memory that kernels write.
-"""
+"""Memory that kernels use: on the device, and on the host."""
 
 import ctypes
 
@@ -13,7 +10,7 @@ from .gpu_driver import check, cu, outside_capture
 
 
 class Buffer:
-    """Device memory: one whole allocation. Its contents are unspecified until written."""
+    """Device memory: one whole allocation, so that a CUDA IPC handle covers nothing else. Unspecified until written."""
 
     def __init__(self, machine, nbytes, name):
         self.machine, self.nbytes, self.name = machine, int(nbytes), name
