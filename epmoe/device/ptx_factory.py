@@ -13,7 +13,7 @@ i32, u32, u64, f32 = types.int32, types.uint32, types.uint64, types.float32
 _IR = {i32: (ir.IntType(32), "r"), u32: (ir.IntType(32), "r"), u64: (ir.IntType(64), "l"), f32: (ir.FloatType(), "f")}
 
 
-def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None, doc=None):
+def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None, python=None):
     """An intrinsic `name(*args) -> ret` whose body is the PTX `text` ($0, $1, ...: results, then arguments).
 
     ret: None, a type, or a list of equal types (returned as a tuple).
@@ -28,7 +28,7 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None,
         *["convergent"] * convergent,
         *{"reads": ["readonly"], "none": ["readnone"]}.get(effect, []),
     ]
-    rets = [] if ret is None else list(ret) if isinstance(ret, list) else [ret]
+    rets = [] if ret is None else ret if isinstance(ret, list) else [ret]
     return_type = types.void if ret is None else types.UniTuple(rets[0], len(rets)) if isinstance(ret, list) else ret
     constraints = ["=" + _IR[r][1] for r in rets] + [_IR[a][1] for a in args] + (["~{memory}"] if memory else [])
     if isinstance(ret, list):
@@ -54,7 +54,7 @@ def ptx(name, text, ret, args, *, effect="memory", convergent=False, below=None,
             return cgutils.pack_array(builder, [builder.extract_value(value, i) for i in range(len(rets))])
         return value
 
-    return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python, doc=doc)
+    return typed_intrinsic(name, lambda *given: return_type(*args), codegen, len(args), python=python)
 
 
 def _by_capability(builder, capability, newer, older):
@@ -123,7 +123,7 @@ def cast(name, target, *, python=None):
     return typed_intrinsic(name, signature_of, codegen, 1, python=python)
 
 
-def on_array(name, text, ret, args=(), *, doc=None):
+def on_array(name, text, ret, args=()):
     """An intrinsic `name(array, *args)` on a shared array. The array's generic address is the first input of `text`.
 
     With args, args[0] is an index, and the address of that element is used instead.
@@ -143,7 +143,7 @@ def on_array(name, text, ret, args=(), *, doc=None):
         asm = ir.InlineAsm(function_type, text, ",".join(constraints), side_effect=True)
         return builder.call(asm, [address, *values[2:]])
 
-    return typed_intrinsic(name, signature_of, codegen, 1 + len(args), doc=doc)
+    return typed_intrinsic(name, signature_of, codegen, 1 + len(args))
 
 
 def _data_address(context, builder, signature, values):
@@ -160,7 +160,7 @@ address_of = typed_intrinsic(
 )
 
 
-def shuffle(name, text, *, doc=None):
+def shuffle(name, text):
     """name(v, lane) for i32, u32 and f32 values. The bits go through `text`.
 
     int64, the type that Numba gives to a sum of int32, is treated as i32.
@@ -180,4 +180,4 @@ def shuffle(name, text, *, doc=None):
         out = builder.call(asm, [bits, lane], attrs=("convergent",))
         return builder.bitcast(out, ir.FloatType()) if signature.return_type is f32 else out
 
-    return typed_intrinsic(name, signature_of, codegen, 2, doc=doc)
+    return typed_intrinsic(name, signature_of, codegen, 2)
