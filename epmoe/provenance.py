@@ -32,7 +32,7 @@ def provenance(machine) -> dict:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": machine.describe(),
-        "driver": None if machine.is_simulator else driver(),
+        "driver": None if epmoe.device.SIM else driver(),
         "host": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "commit": commit(),

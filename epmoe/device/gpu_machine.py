@@ -97,8 +97,6 @@ class GpuMachine:
     ignored, so one call makes either machine. n_sms limits the multiprocessors that grids may count on.
     """
 
-    is_simulator = False
-
     def __init__(self, n_ranks=1, *, rank=None, ordinal=None, n_sms=None, **simulator_only):
         from numba import cuda
 

@@ -60,7 +60,6 @@ class DryLaunch:
 class DryMachine:
     """Stands in for a GpuMachine in calls. `kernels` has each launched kernel once."""
 
-    is_simulator = False
     compute_capability = 9, 0
     ordinal = 0
     has_captured = False

@@ -159,7 +159,6 @@ class SimMachine:
     recorder: a recorder.Recorder of every operation on global memory (the race detector runs with it), or None.
     """
 
-    is_simulator = True
     has_captured = False
     shared_limit = SHARED_PER_BLOCK
 
