@@ -165,7 +165,7 @@ def is_scale(number):
 
 
 def world(what, given):
-    """Check that `given` is a world, not a class."""
+    """Check that `given` is a world, not a class; returns it."""
     if isinstance(given, type) and hasattr(given, "allocate"):
         raise EPValueError(
             f"{what} is the class {given.__name__}; make a world of it: {given.__name__}({'2' * given.lists})"
@@ -175,6 +175,7 @@ def world(what, given):
             f"{what} is of type {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld; for a "
             "process group of torch epmoe.torch.ProcessGroupWorld(group)"
         )
+    return given
 
 
 def result(machine, given, shape, dtype, what):
