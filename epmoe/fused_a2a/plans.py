@@ -28,9 +28,9 @@ class Handle:
     """The routing of a dispatch, for any number of combines and cached dispatches.
 
     plan: the dispatch's. loans: for each rank a Loan, the memory of the routing; kernels of later calls get the
-    addresses of its arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and the rows of each
-    rank of this process; num_rows is None until the host knows them. capacity: the most rows that a rank can have
-    received, unexpanded, and can get back; the same on all ranks.
+    addresses of its arrays. form: part of the key of later plans; sums: see CombinePlan. num_tokens, num_rows: T and
+    the rows of each rank of this process; num_rows is None until the host knows them. capacity: the most rows that a
+    rank can have received, unexpanded, and can get back; the same on all ranks.
     DISPATCH, COMBINE: names of calls. GRADIENT: names of the gradients' arrays. CACHED: plan class of combine's
     gradient, a cached dispatch. num_sms: SMs that (calls that dispatch, calls that combine) may use; None: all.
     buffer_of(group): finds or makes the Buffer of a group, if the dispatch's was closed.
@@ -87,9 +87,9 @@ class Plan:
     """The prepared launches for calls of one form: equal shapes, types and options.
 
     It is made from the arguments of Buffer.call; arrays: for each name a list over the ranks here. x: the checked rows,
-    with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, since
-    messages and room follow from it, see CallLog. names: of the
-    arrays, for messages. makes: a dispatch's class of handles; None for calls of a handle, whose form is part of the key.
+    with `hidden` elements of a `dtype`. call: its name. facts: what must be equal on all ranks, since messages and room
+    follow from it, see CallLog. names: of the arrays, for messages. makes: a dispatch's class of handles; None for
+    calls of a handle, whose form is part of the key.
     rows_vary: whether the number of rows differs between calls with an exact handle. dtypes: {name: type it must have}
     if arrays must be placed; None if kernels read them in place. is_exact: whether the call is a dispatch in which the host
     waits for the numbers of rows, so that arrays have as many rows as came, not room for the most. remedy: what to call
