@@ -124,6 +124,7 @@ def reset_hybrid_ep_buffer(group=None) -> None:
         buffer = _hybrid_ep_buffer.get(key)
         if buffer is not None:
             if not (buffer.closed or buffer.world_has_lists):
+                buffer.captured.clear()  # close() ends its graphs
                 buffer.reset()  # a failed call's messages to other processes are discarded
             _hybrid_ep_buffer.pop(key).close()
 

@@ -91,7 +91,7 @@ class RankCall(dict):
             mailbox_bytes=buffer.layout.mailbox_bytes,
             words=self.r.words.address,
             timeout_ns=max(1, int(buffer.timeout * 1e9)),
-            columns=self.r.scratches[-1].address,
+            columns=self.r.scratch.address,
             lamport_at=buffer.pool_layout.lamport_at,
             lamport_bytes=buffer.pool_layout.lamport_bytes,
         )

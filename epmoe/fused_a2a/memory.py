@@ -142,7 +142,7 @@ class _Rank:
         self.rank, self.arena = rank, MemoryPool(machine, rank)
         self.words = machine.alloc(mailbox.WORDS_BYTES, "rows words", rank)
         self.words.fill(0)
-        self.scratches = []  # columns of the layout: the last is in use, captured graphs write the others
+        self.scratch = None  # columns of the layout
 
 
 class GroupMemory:
@@ -162,7 +162,7 @@ class GroupMemory:
         self.ranks = [_Rank(self.machine, rank) for rank in group.ranks]
         self.n_local_experts, self.max_tokens = 0, 0
         self.unused = []  # outgrown buffers without results: see release()
-        self._retired, self._uneven = [], []  # outgrown memory; the latter is not the same on all ranks
+        self._retired = []  # outgrown memory
         self._no_memory = self.control = self.pool = SymmetricMemory({}, [0] * group.n_ranks)
         self.pool_layout, self.heaps = PoolLayout(), {}  # heaps: {rank: MemoryPool} for results in the pool
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
@@ -213,8 +213,10 @@ class GroupMemory:
         for r in self.ranks:
             # columns [blocks, n_columns] uint64
             nbytes = 8 * n_columns * self.launches.most_blocks
-            r.scratches.append(self.machine.alloc(nbytes, "rows layout", r.rank))
-            for buffer in (r.scratches[-1], new.buffers[r.rank]):
+            outgrown, r.scratch = r.scratch, self.machine.alloc(nbytes, "rows layout", r.rank)
+            if outgrown is not None:
+                outgrown.free()
+            for buffer in (r.scratch, new.buffers[r.rank]):
                 buffer.fill(0)
         outgrown = [*self._retired, (self.control, {}, _zero)]
         # one statement, which no signal interrupts
@@ -233,7 +235,7 @@ class GroupMemory:
         """Reset words and flags to their state before the first call, also those of captured graphs; collective."""
         self.world.barrier("reset", self._timeout)
         for r in self.ranks:
-            for memory in (r.words, *r.scratches):
+            for memory in (r.words, r.scratch):
                 memory.fill(0)
         for memory, _, clear in self._memories():
             for buffer in memory.buffers.values():
@@ -244,7 +246,6 @@ class GroupMemory:
         """(memory, {rank: MemoryPool}, function that clears a rank's part) of each, also of those that graphs keep."""
         return [
             *self._retired,
-            *self._uneven,
             (self.control, {}, _zero),
             (self.pool, self.heaps, self.pool_layout.clear),
         ]
@@ -310,14 +311,21 @@ class GroupMemory:
         self.world.barrier("reset", 2 * self._timeout)  # slower ranks first wait out their timeout
         self.log = CallLog(self.world)
         self.changed()
-        mine = self.max_tokens, [self.n_local_experts, *self.pool_layout]
-        max_tokens, sizes = zip(*self.world.tell(mine, self._timeout))
+        mine = self.max_tokens, [self.n_local_experts, *self.pool_layout], bool(self.captured)
+        max_tokens, sizes, has_graphs = zip(*self.world.tell(mine, self._timeout))
         self.max_tokens = max(max_tokens)
         if any(one != sizes[0] for one in sizes):
-            # the failed call grew memory on some ranks only: all start with new memory
+            if any(has_graphs):
+                raise EPStateError(
+                    "reset: the failed call made memory grow on some ranks only, and CUDA graphs use this buffer's: close "
+                    "the buffer on all ranks, and capture graphs again"
+                )
+            # all start with new memory
             uneven, none = self._memories(), self._no_memory
             self.n_local_experts, self.pool_layout = 0, PoolLayout()
-            self._retired, self._uneven, self.control, self.pool, self.heaps = [], uneven, none, none, {}
+            self._retired, self.control, self.pool, self.heaps = [], none, none, {}
+            for memory, heaps, _ in uneven:
+                memory.free(False, self._timeout, heaps, self.release)
             self.make_room("reset", INITIAL_LOCAL_EXPERTS)
         self.initialise()
 
@@ -325,12 +333,9 @@ class GroupMemory:
         """Free everything; memory of results in use is freed when they are dropped."""
         self.host_words.free()
         for r in self.ranks:
-            for memory in (r.words, *r.scratches):
+            for memory in (r.words, r.scratch):
                 memory.free()
             r.arena.close()
-        uneven, self._uneven = self._uneven, []
-        for memory, heaps, _ in uneven:
-            memory.free(False, self._timeout, heaps)
         for memory, heaps, _ in self._memories():
             memory.free(together, self._timeout, heaps)
         self._retired = []
@@ -344,6 +349,6 @@ class GroupMemory:
     def allocated_bytes(self):
         """Bytes of one rank: control, pool, those that graphs keep, and memory of its own."""
         r = self.ranks[0]
-        kept = [m.buffers[r.rank] for m, *_ in (*self._retired, *self._uneven) if r.rank in m.buffers]
-        own = sum(memory.nbytes for memory in (r.words, *r.scratches, *kept))
+        kept = [m.buffers[r.rank] for m, *_ in self._retired if r.rank in m.buffers]
+        own = sum(memory.nbytes for memory in (r.words, r.scratch, *kept))
         return self.layout.nbytes + self.pool_layout.nbytes + own + sum(r.arena.bytes_by_name.values())

@@ -91,7 +91,7 @@ class HeapMemory:
             _address(buffer.address, peer, rank) if first <= peer < first + size else 0 for peer in range(world.n_ranks)
         ]
 
-    def free(self, together, timeout, heaps=None):
+    def free(self, together, timeout, heaps=None, release=None):
         """Free it, on all ranks together. After an error, or while results are in it (heaps), it stays."""
         if not together:
             _abandoned.append(self.buffers)

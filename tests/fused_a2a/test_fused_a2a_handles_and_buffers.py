@@ -47,16 +47,30 @@ def test_a_handle_serves_calls_of_other_sizes_and_types_and_survives_growth_as_r
             assert_same(results[0], want[0], "the result from before")
 
 
-def test_memory_that_a_graph_may_write_to_is_freed_with_the_buffer_alone():
-    group = group_of(2)
-    buffer, freed = fused_a2a.get_buffer(group, 0), []
-    before = [r.scratches[-1] for r in buffer.ranks]
-    for memory in before:
-        memory.free = lambda memory=memory, free=memory.free: (freed.append(memory), free())
-    buffer.make_room("a larger one", 2 * buffer.n_local_experts)
-    assert [r.scratches[-1] for r in buffer.ranks] != before and not freed
-    buffer.close()
-    assert freed == before
+def test_memory_that_grew_on_some_ranks_only_is_replaced_and_its_results_stay(monkeypatch):
+    group, rng, freed = group_of(2), np.random.default_rng(3), []
+    (*results, handle), (*want, known) = dispatched(group, rng)
+    buffer = fused_a2a.get_buffer(group, 0)
+    (memory, *_), tell = buffer.pool.buffers.values(), buffer.world.tell
+    memory.free = lambda free=memory.free: (freed.append(memory), free())
+    buffer.turn.fail("fused_dispatch", MemoryError())
+
+    def uneven(value, timeout):
+        return [value, (value[0], [1], *value[2:])] if isinstance(value, tuple) else tell(value, timeout)
+
+    monkeypatch.setattr(group, "tell", uneven)
+    buffer.captured.append(())  # of a graph
+    with pytest.raises(EPStateError, match="grow on some ranks only, and CUDA graphs use this buffer's: close the buffer"):
+        buffer.reset()
+    buffer.captured.clear()
+    buffer.reset()
+    assert not freed
+    assert_same(results[0], want[0], "the result from before")
+    del results
+    rows = tokens(rng, known.num_rows, 8)
+    combined, _ = fused_a2a.fused_combine(rows, group, handle)
+    assert_same(combined, reference.combine_forward(rows, known), "combined")
+    assert freed == [memory]
 
 
 def test_outgrown_memory_is_freed_once_no_result_is_in_it():
