@@ -244,11 +244,7 @@ class GroupMemory:
 
     def _memories(self):
         """(memory, {rank: MemoryPool}, function that clears a rank's part) of each, also of those that graphs keep."""
-        return [
-            *self._retired,
-            (self.control, {}, _zero),
-            (self.pool, self.heaps, self.pool_layout.clear),
-        ]
+        return [*self._retired, (self.control, {}, _zero), (self.pool, self.heaps, self.pool_layout.clear)]
 
     def want_tokens(self, max_tokens):
         """Remember the most tokens of any rank. All ranks must pass the same number."""

@@ -60,7 +60,9 @@ def test_memory_that_grew_on_some_ranks_only_is_replaced_and_its_results_stay(mo
 
     monkeypatch.setattr(group, "tell", uneven)
     buffer.captured.append(())  # of a graph
-    with pytest.raises(EPStateError, match="grow on some ranks only, and CUDA graphs use this buffer's: close the buffer"):
+    with pytest.raises(
+        EPStateError, match="grow on some ranks only, and CUDA graphs use this buffer's: close the buffer"
+    ):
         buffer.reset()
     buffer.captured.clear()
     buffer.reset()
