@@ -106,7 +106,6 @@ def regions(cfg: EPConfig) -> tuple[Region, ...]:
     table += [
         ("ep_counters", ((last_counters.offset + last_counters.nbytes) // 4,), np.int32, ("word",), 0),
         ("status", (STATUS_WORDS,), np.int32, ("word",), 0),
-        ("clean_topk_ids", (tokens, cfg.top_k), np.int32, ("token", "k"), None),
     ]
     placed, offset = [], 0
     for name, shape, dtype, index_names, initial in table:

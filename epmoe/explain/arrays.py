@@ -101,7 +101,6 @@ class Arrays:
             arrays = [
                 Array(name, span.rank, span.low + offset, shape, np.dtype(dtype), axes)
                 for name, offset, shape, dtype, axes in layout.named_words(self._cfg)
-                if name != "clean_topk_ids"
             ]
         elif span.name in self._loans:
             shapes = self._loans[span.name]

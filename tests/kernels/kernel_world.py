@@ -92,6 +92,11 @@ class World:
         }
         return {name: self.array(name, rank, dtype, shape) for name, (shape, dtype) in arrays.items()}
 
+    def clean_ids(self, rank):
+        """The address where a dispatch writes the ids that it used."""
+        self.array("clean_topk_ids", rank, np.int32, (self.cfg.max_tokens_per_rank, self.cfg.top_k))
+        return self.buffers["clean_topk_ids", rank].address
+
     def dispatch(self, tokens, topk_ids, *, input_scale=1.0, ranks=None):
         """Dispatch on all ranks (or those given) at once: a Dispatched of each, None of others."""
         ranks = range(self.cfg.n_ranks) if ranks is None else ranks
@@ -121,7 +126,7 @@ class World:
             expert_ids=read("expert_ids", np.int32, (cfg.n_groups,)),
             src_info=made["src_info"][:rows],
             recv_count=read("recv_counts", np.int32, (cfg.n_local_experts, cfg.n_src_ranks)),
-            topk_ids=self.read(rank, "clean_topk_ids")[:num_tokens],
+            topk_ids=read("clean_topk_ids", np.int32, (num_tokens, cfg.top_k)),
             num_tokens=num_tokens,
         )
 
@@ -204,7 +209,7 @@ class FastWorld(World):
         words = [
             self.put("input_tokens", rank, tokens),
             self.put("topk_ids", rank, topk_ids.astype(self.ids_dtype)),
-            self.at(rank, "clean_topk_ids"),
+            self.clean_ids(rank),
             float32_word(input_scale),
             *addresses[:n_outputs],
             self.capacity,
@@ -236,7 +241,7 @@ class FastWorld(World):
             *(self.buffers[name, rank].address for name in ("expert_outputs", "src_info")),
             0,
             self.buffers["combined", rank].address,
-            self.at(rank, "clean_topk_ids"),
+            self.buffers["clean_topk_ids", rank].address,
             array,
             *(word for arg in (*weights, *epilogue) for word in arg.words()),
         ]

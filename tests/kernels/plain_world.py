@@ -43,7 +43,7 @@ class PlainWorld(World):
         results = dict(outputs), row_offsets[1], expert_ids[1], src_info[1]
         send, counters = self.at(rank, "dispatch_send_buf"), self.at(rank, "ep_counters")
         to = tuple(self.peers(rank, "dispatch_recv_buf")), tuple(self.peers(rank, "dispatch_recv_count"))
-        given = dict(clean_topk_ids=self.at(rank, "clean_topk_ids"), input_scales_args=(input_scale,))
+        given = dict(clean_topk_ids=self.clean_ids(rank), input_scales_args=(input_scale,))
         if self.fused:
             self.call(rank, "dispatch", x, ids, *results, send, *to, counters, rank, recv_counts=counts[1], **given)
             return
@@ -55,8 +55,7 @@ class PlainWorld(World):
     def launch_combine(self, rank, y, out, weights_args, epilogue_args):
         cfg = self.cfg
         src_info = part_of(self.buffers["src_info", rank], np.int32, (self.capacity, 2))
-        start = layout.region(cfg, "clean_topk_ids").offset
-        ids = part_of(self.base[rank], np.int32, (out.shape[0], cfg.top_k), start)
+        ids = part_of(self.buffers["clean_topk_ids", rank], np.int32, (out.shape[0], cfg.top_k))
         send = self.at(rank, "combine_send_buf") if cfg.use_shmem else 0
         to = tuple(self.peers(rank, "combine_recv_buf")), tuple(self.peers(rank, "combine_recv_count"))
         counters = self.at(rank, "ep_counters")

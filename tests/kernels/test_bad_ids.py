@@ -10,7 +10,6 @@ from rounds import assert_after_combine, assert_dispatched, assert_same, expert_
 from test_rounds import WORLDS
 
 import epmoe_ref
-from epmoe import layout
 from epmoe.kernels import LaunchConfig, status
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
@@ -52,8 +51,7 @@ def test_garbage_ids_send_nothing_and_hurt_nobody(kind, kernels, fused):
         assert_dispatched(CFG, rank, got[rank], wanted[rank])
         check_counts(world, rank, ids[rank])
         if kernels == "plain":  # whose combine cleans what it is given by the same rule
-            at = layout.region(CFG, "clean_topk_ids").offset
-            world.base[rank].write(ids[rank].astype(np.int32), at)
+            world.buffers["clean_topk_ids", rank].write(ids[rank].astype(np.int32))
     weights, outputs = [normal(rng, *i.shape, dtype=np.float32) for i in ids], expert_outputs(world, rng, got)
     for w, i in zip(weights, ids):
         w[clean(i) < 0] = np.nan
