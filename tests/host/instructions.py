@@ -85,21 +85,25 @@ def _in_turn(function, arguments):
             kill(me, stop)
 
 
+def count(name):
+    """Print the numbers of one contender."""
+    machine, driver = counted_machine(2, 0)
+    without_python(driver)
+    contender = CONTENDERS[name](OneRankHere(machine, 2))
+    for _ in range(KNOWN_AFTER):
+        for phase in contender.phases:
+            contender.launch(phase)
+    gc.collect()
+    gc.disable()
+    counted = zip(contender.phases, instructions(contender.launch, contender.phases))
+    gc.enable()
+    print(f"{name:14}", "  ".join(f"{phase} {n:,}" for phase, n in counted), flush=True)
+
+
 def main(wanted):
-    for name, make in CONTENDERS.items():
-        if wanted and name not in wanted:
-            continue
-        machine, driver = counted_machine(2, 0)
-        without_python(driver)
-        contender = make(OneRankHere(machine, 2))
-        for _ in range(KNOWN_AFTER):
-            for phase in contender.phases:
-                contender.launch(phase)
-        gc.collect()
-        gc.disable()
-        counted = zip(contender.phases, instructions(contender.launch, contender.phases))
-        gc.enable()
-        print(f"{name:14}", "  ".join(f"{phase} {n:,}" for phase, n in counted), flush=True)
+    for name in wanted or CONTENDERS:
+        count(name)
+        gc.collect()  # the contender ends while its driver is the one in use
 
 
 if __name__ == "__main__":
