@@ -1,5 +1,6 @@
 """Keeps two Buffers for each group: one for FusedDispatch and FusedCombine, one for HybridEP."""
 
+from contextlib import suppress
 from weakref import WeakKeyDictionary, finalize, proxy, ref
 
 import numpy as np
@@ -11,7 +12,7 @@ from epmoe.fused_a2a.rows import RowsHandle
 from epmoe.host import inputs
 from epmoe.host.arrays import VECTOR_BYTES
 from epmoe.kernels.rows.shape import MAX_RANKS
-from epmoe_ref.errors import EPValueError
+from epmoe_ref.errors import EPStateError, EPValueError
 
 
 class _Buffers(WeakKeyDictionary):
@@ -124,9 +125,10 @@ def reset_hybrid_ep_buffer(group=None) -> None:
         buffer = _hybrid_ep_buffer.get(key)
         if buffer is not None:
             if not (buffer.closed or buffer.world_has_lists):
-                buffer.captured.clear()  # close() ends its graphs
-                buffer.reset()  # a failed call's messages to other processes are discarded
-            _hybrid_ep_buffer.pop(key).close()
+                with suppress(EPStateError):  # of graphs, which close() ends; it raises others itself
+                    buffer.reset()  # a failed call's messages to other processes are discarded
+            buffer.close()
+            _hybrid_ep_buffer.pop(key)
 
 
 class Context:

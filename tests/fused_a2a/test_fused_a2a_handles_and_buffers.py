@@ -75,6 +75,30 @@ def test_memory_that_grew_on_some_ranks_only_is_replaced_and_its_results_stay(mo
     assert freed == [memory]
 
 
+class OneRank(LocalWorld):
+    """A rank whose arguments are no lists, as with one rank a process."""
+
+    lists = False
+
+
+def test_freeing_a_hybrid_ep_buffer_ends_graphs_but_not_while_another_call_uses_it(monkeypatch):
+    group, rng = OneRank(1), np.random.default_rng(4)
+    (x,) = tokens(rng, (3,), 16)
+    fused_a2a.hybrid_ep_dispatch(x, np.ones((3, 2), bool), None, group, 2)
+    buffer = buffers.hybrid_ep_buffer(group)
+    buffer.captured.append(())  # of a graph
+    buffer.turn.thread = None  # another thread's call is under way
+    buffer.turn.free.clear()
+    with pytest.raises(EPStateError, match="another call is under way"):
+        fused_a2a.reset_hybrid_ep_buffer(group)
+    assert buffer.captured and buffers.hybrid_ep_buffer(group) is buffer
+    buffer.turn.free[:] = (True,)
+    buffer.turn.fail("hybrid_ep_dispatch", MemoryError())
+    monkeypatch.setattr(group, "tell", lambda value, timeout: [value, (value[0], [1], *value[2:])])
+    fused_a2a.reset_hybrid_ep_buffer(group)
+    assert buffer.closed and not buffer.captured
+
+
 def test_outgrown_memory_is_freed_once_no_result_is_in_it():
     group, rng, freed = group_of(2), np.random.default_rng(3), []
     (*results, _), (*want, _) = dispatched(group, rng)
