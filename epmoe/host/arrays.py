@@ -135,6 +135,8 @@ def view(obj, what):
         return obj
     if isinstance(obj, DeviceArray):
         return Array(None, obj.address, obj.shape, obj.dtype, obj.ordinal, obj.strides, obj)
+    if isinstance(obj, np.ma.MaskedArray):
+        raise EPValueError(f"{what} is a masked array, and its mask would be lost: fill it, array.filled(value)")
     if isinstance(obj, np.ndarray):
         return _from_numpy(obj)
     if hasattr(obj, "data_ptr") and str(getattr(obj, "dtype", "")).startswith("torch."):  # torch may not be installed

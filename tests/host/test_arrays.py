@@ -146,6 +146,12 @@ def test_what_is_no_array_is_refused(thing):
         view(thing, "weights")
 
 
+def test_a_masked_array_is_refused(ep, x, ids):
+    masked = np.ma.masked_array(ids[1], ids[1] == 0)
+    with pytest.raises(EPValueError, match=r"topk_ids of rank 1 is a masked array.*filled"):
+        ep.dispatch(x, [ids[0], masked, *ids[2:]])
+
+
 @pytest.mark.parametrize("kind", ["meta", "sparse"])
 def test_tensors_without_plain_memory_are_refused(kind):
     torch = pytest.importorskip("torch")
