@@ -18,7 +18,7 @@ from epmoe.provenance import install
 from epmoe_ref.errors import UnavailableError
 
 HYBRID_SMS = 132
-POOL = 2048  # number of addresses that inputs(i) uses in turn: more than any loop remembers
+POOL = 2048  # number of addresses that inputs(i) uses in turn
 
 
 class _Ours:
@@ -84,9 +84,11 @@ class _Ours:
         return values if self.world.lists else values[0]
 
     def layers(self, inputs):
-        """Run pairs whose results are kept until all have run."""
-        kept = [self.pair(given) for given in inputs]
-        return len(kept)
+        """Run pairs, each with the tokens that the one before returned; results are kept until all have run."""
+        kept, (x, *_) = [], inputs[0]
+        for _, *routing in inputs:
+            x = self.pair((x, *routing))
+            kept.append(x)
 
     @contextlib.contextmanager
     def on_stream(self):
@@ -105,14 +107,15 @@ class _Ours:
         self.world.machine.synchronize()
 
     def captured(self, n):
-        """A function that replays a graph of n pairs with the same inputs, one after another."""
+        """A function that replays a graph of n pairs, each with the tokens that the one before returned."""
         stream, given = self.world.stream_of(self.world.ranks[0]), self.inputs(0)
         self.pair(given)
         self.synchronize()
 
         def pairs():
+            x, *routing = given
             for _ in range(n):
-                self.pair(given)  # its result is dropped, so that the next one may lie there
+                x = self.pair((x, *routing))
 
         made = graph.capture(stream, pairs)
         return lambda: graph.replay(made, stream)
@@ -204,20 +207,16 @@ class _Training:
         return self.layers([given])
 
     def layers(self, inputs):
-        """Forward of all pairs, then backward of all."""
-        losses = [self._forward(given) for given in inputs]
+        """Forward of all pairs, each with the tokens that the one before returned, then backward of all."""
         import torch
 
-        torch.autograd.backward(
-            [out for outs, _ in losses for out in outs], [grad for _, grads in losses for grad in grads]
-        )
+        x = given = self._leaves(inputs[0][0])
+        for _, ids, probs in inputs:
+            x = super().pair((x, ids, self._leaves(probs)))
+        torch.autograd.backward(self.of_ranks(x), [leaf.detach() for leaf in self.of_ranks(given)])
 
-    def _forward(self, given):
-        x, ids, probs = given
-        leaves = [self.of_ranks(of)[:] for of in (x, probs)]
-        x, probs = ([leaf.detach().requires_grad_() for leaf in of] for of in leaves)
-        out = self.of_ranks(super().pair((self.like_world(x), ids, self.like_world(probs))))
-        return out, [leaf.detach() for leaf in x]
+    def _leaves(self, tensors):
+        return self.like_world([t.detach().requires_grad_() for t in self.of_ranks(tensors)])
 
 
 class TrainingOnDevice(_Training, TorchOnDevice):
@@ -329,34 +328,31 @@ def _peer(name, module, kind, **options):
 
 
 class AllGather(TorchPeer):
-    """All tokens, ids and weights to all ranks by all-gather; sums back by reduce-scatter. Serving engines' default."""
+    """All tokens to all ranks by all-gather; sums back by reduce-scatter. Serving engines' default, but for the routing."""
 
     name = needs = "NCCL"
     matrix = staticmethod(traffic.rows_matrix)
 
     def __init__(self, world, shape):
         super().__init__(world, shape)
-        torch, n = self._torch, world.n_ranks
         with self.on_stream():
-            self._x = torch.zeros(shape.tokens, shape.hidden, dtype=torch.bfloat16, device="cuda")
-            self._routing = torch.zeros(shape.tokens, 2 * shape.top_k, dtype=torch.int32, device="cuda")
-            self._n = n
+            self._x, self._sums, self._all = [
+                self._torch.zeros(n, shape.hidden, dtype=self._torch.bfloat16, device="cuda")
+                for n in (shape.tokens, shape.tokens, world.n_ranks * shape.tokens)
+            ]
 
     def dispatch(self):
-        """Send everything to all ranks."""
-        dist, x, routing = self._torch.distributed, self._x, self._routing
-        self._all = x.new_empty(self._n * len(x), x.shape[1])
-        dist.all_gather_into_tensor(self._all, x)
-        dist.all_gather_into_tensor(routing.new_empty(self._n * len(routing), routing.shape[1]), routing)
+        """Send all tokens to all ranks."""
+        self._torch.distributed.all_gather_into_tensor(self._all, self._x)
 
     def combine(self):
         """Send the sums over ranks back to each rank."""
-        self._torch.distributed.reduce_scatter_tensor(self._x.new_empty(self._x.shape), self._all)
+        self._torch.distributed.reduce_scatter_tensor(self._sums, self._all)
 
     def close(self):
         """Free everything."""
         self.check()
-        self._x = self._all = self._routing = None
+        self._x = self._sums = self._all = None
         self._torch.cuda.empty_cache()
 
 
