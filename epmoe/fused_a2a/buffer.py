@@ -280,10 +280,14 @@ class Buffer(GroupMemory):
         bad_ids = self._hear() if i == 0 else None
         target[:] = source
         info, counts_at = self._info.unpack_from(raw, end), TOKENS + self.n_ranks
-        most_tokens = max(info[TOKENS:counts_at])  # the same on all ranks
-        if most_tokens > self.max_tokens:
+        most_tokens, known = max(info[TOKENS:counts_at]), self.max_tokens  # the same on all ranks
+        if most_tokens > known:
             self.want_tokens(most_tokens)
         if most_tokens and not info[HAS_ROOM]:  # where nothing runs (worlds/dry.py), all words are 0
+            if most_tokens <= known:
+                raise EPError(
+                    f"kernels say that {most_tokens} tokens have no room; there is room for {known}: a defect"
+                )
             raise Again
         if bad_ids is not None:
             raise bad_ids

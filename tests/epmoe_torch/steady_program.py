@@ -24,11 +24,11 @@ from epmoe.torch import (
 )
 
 BF16, BATCHES = torch.bfloat16, 5
-# bytes: a Buffer holds the caller's arrays of its last calls, now these and now those
+# bytes: tensors of the last steps end at different moments
 TORCH_ROOM = 64 << 20
-# of one rank that were ever in use at once: of each kind of call the last two are kept
+# of one rank that were ever in use at once
 RESULTS_MORE = 16
-# bytes that Python and torch may take meanwhile, for what they keep of addresses seen before
+# bytes that Python and torch may take meanwhile
 HOST_ROOM = 32 << 20
 
 

@@ -253,9 +253,9 @@ def test_a_steady_state_takes_no_more_memory():
 
 
 def n_spans():
-    """Buffers and arrays that the simulator knows of, but for parameter blocks, which are cached by arguments."""
+    """Buffers and arrays that the simulator knows of."""
     gc.collect()  # groups of earlier tests
-    return sum(span.name != "parameters" for span in MEMORY.spans)
+    return len(MEMORY.spans)
 
 
 def test_a_group_that_is_gone_leaves_no_memory():

@@ -4,12 +4,13 @@ import ctypes
 
 import numpy as np
 from counted_driver import counted_machine, int64
-from counted_rounds import a_round, since
+from counted_rounds import a_round, fails, since
 from host_cost import OneRankHere, at_hand, tensors
 
 from epmoe import fused_a2a
 from epmoe.fused_a2a.launches import at
 from epmoe.kernels.rows import mailbox
+from epmoe_ref.errors import EPError
 
 
 def check_results_go_where_nobody_looks():
@@ -102,9 +103,11 @@ def check_rows_that_somebody_holds_are_not_received_into():
     assert all(dispatch()[-1].loans[0].address("info") != held for _ in range(4))
     del handle
     assert dispatch()[-1].loans[0].address("info") in (held, info)
-    told[0] = 0  # no room, on any rank
+    told[0], told[2] = 0, 5  # no room for 5 tokens, on any rank
     launched, _ = since(driver, dispatch)
     assert [name for name, *_ in launched] == ["rows_dispatch", "rows_dispatch"], launched
+    told[0] = 0  # there is room for 5 now, so this must not begin again
+    fails(EPError, "5 tokens have no room; there is room for 5", dispatch)
 
 
 def check_rows_without_room_in_the_heap_are_moved():
