@@ -21,7 +21,6 @@ from epmoe.kernels.rows.handle import HAS_ROOM, PADDED_ROWS, TOKENS, TOLD_STATUS
 from epmoe.worlds.time_limit import seconds
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout
 
-MOST_PLANS = 1024
 STATUS_BYTES = 4 * TOLD_STATUS
 
 
@@ -180,8 +179,6 @@ class Buffer(GroupMemory):
             raise Again
         self.expect_open()
         name, interface, options, _ = key
-        if len(self._plans) >= MOST_PLANS:
-            self._plans.clear()
         # the arrays from look(), which may have copied one that kernels cannot read in place
         by_name = [list(of_ranks) for of_ranks in zip(*[arrays for _, arrays in given])]
         plan = kind(self, name, interface, names, by_name, options, of)

@@ -12,6 +12,7 @@ import numpy as np
 
 from epmoe.device.telling import HostWords
 from epmoe.host.memory_pool import MemoryPool, align
+from epmoe.host.plans import Plans
 from epmoe.kernels.rows import mailbox
 from epmoe.kernels.rows.copy import flag_bytes_for
 from epmoe.kernels.rows.shape import NO_LIMIT
@@ -166,7 +167,7 @@ class GroupMemory:
         self._no_memory = self.control = self.pool = SymmetricMemory({}, [0] * group.n_ranks)
         self.pool_layout, self.heaps = PoolLayout(), {}  # heaps: {rank: MemoryPool} for results in the pool
         self.host_words = HostWords(self.machine, group.ranks, group.stream_of(group.ranks[0]))
-        self._plans = {}  # plans, which hold addresses: see Buffer.call
+        self._plans = Plans()  # they hold addresses: see Buffer.call
         call = "get_buffer, in the group's first call"
         self.log.agree(dict(call=call), timeout)
         self.make_room(call, INITIAL_LOCAL_EXPERTS)

@@ -51,7 +51,7 @@ class CombinePhase:
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, d)
                 n_rows = y.shape[0]
                 if n_rows == self.capacity:  # fewer must equal the round's number
-                    engine.enter((r.rank, form), n_rows)
+                    engine.plans[r.rank, form] = n_rows
             base, own = loan.base, d.__dict__
             part.words = words = [at, base + self._src_info, n_rows, 0, base + self._topk_ids, 0]
             if at is None:
@@ -132,7 +132,7 @@ class CombinePhase:
                 if takes_weights:
                     w = inputs.router_weights(self.cfg, engine.machine, r.rank, w, n)
                 way.check(engine.machine, arguments)
-                plan = engine.enter(key, Plan(engine, r, n, way.options, types))
+                plan = plans[key] = Plan(engine, r, n, way.options, types)
                 plan.result = r.unreduced_result if way is NO_SUMS else r.reduced_result
                 plan.field = plan.result.fields["output_tokens"].first(n)
             if weights_at is None:

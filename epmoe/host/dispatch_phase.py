@@ -128,7 +128,7 @@ class DispatchPhase:
             narrows = ids.host is None and ids.dtype != INT32
             if narrows and ids.dtype == INT64 and engine.kernels == "fast":
                 options["id_bytes"], narrows = 8, False
-            plan = engine.enter(key, Plan(engine, r, x.shape[0], options))
+            plan = engine.plans[key] = Plan(engine, r, x.shape[0], options)
             plan.narrows = narrows
         return plan, x, ids
 

@@ -9,6 +9,7 @@ from epmoe.device.telling import Telling
 from epmoe.host import plain_kernels
 from epmoe.host.arrays import DeviceArray, to_numpy
 from epmoe.host.placing import Placing
+from epmoe.host.plans import Plans
 from epmoe.host.rank_memory import RankMemory
 from epmoe.host.rounds import AFTER, REFUSALS, Rounds
 from epmoe.kernels import LaunchConfig, Wanted, lamport, status
@@ -17,7 +18,6 @@ from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPError, EPStateError, EPValueError, PeerTimeout, UnavailableError
 
 FUSED = ("dispatch_kernel", "combine_kernel")
-MOST_PLANS = 4096  # kept at most
 KERNELS = {"plain": plain_kernels.Factories(), "fast": fast_kernels}
 FAST_FROM = (9, 0)  # compute capability
 
@@ -73,7 +73,7 @@ class Engine:
         self.placing = Placing(self.machine, world.stream_of)
         self._factories = factories or KERNELS[self.kernels]
         self.calls = {}  # KernelCall by factory and options
-        self.plans = {}  # Plan or launch by key, which each phase defines
+        self.plans = Plans()  # Plan or launch by key, which each phase defines
         self.parts = ()  # of the open round: a Part for each rank
         self.captured = []  # loans of captured calls, which stay lent until close()
         self._unseen = None  # the error that leave() found recorded by kernels
@@ -108,13 +108,6 @@ class Engine:
         for r in self.ranks:
             r.initialise()
         self.world.barrier(occasion, timeout)
-
-    def enter(self, key, plan):
-        """Remember a plan under a key, and return it."""
-        if len(self.plans) >= MOST_PLANS:
-            self.plans.clear()
-        self.plans[key] = plan
-        return plan
 
     def prepared(self, factory, r, num_tokens, options, *types):
         """Prepare a launch of a kernel for num_tokens of a rank. options: those of the plan; types: see Wanted."""

@@ -24,7 +24,7 @@ def fused_silu(engine, capacity, gate_up, dispatched, output_format, **limits):
         key = FACTORY, r.rank, *options.values()
         try:
             if key not in engine.plans:
-                engine.enter(key, engine.prepared(FACTORY, r, 0, options))
+                engine.plans[key] = engine.prepared(FACTORY, r, 0, options)
         except TypeError as error:
             raise EPValueError(f"fused_silu cannot take {options}: {error}") from error
         loan = r.arena.lend(silu_result(n, width, output_format))

@@ -5,11 +5,11 @@ import weakref
 
 import numpy as np
 import pytest
-from worlds_at_hand import batch, combine, config, parallel
+from worlds_at_hand import BF16, batch, combine, config, parallel
 
-from epmoe import ExpertParallel, LocalWorld, PeerTimeout
+from epmoe import ExpertParallel, LocalWorld, PeerTimeout, fused_a2a
 from epmoe.device.sim.memory import MEMORY
-from epmoe.host import dispatch_phase, user_functions
+from epmoe.host import dispatch_phase, plans, user_functions
 
 
 def test_an_expert_parallel_without_close_gives_its_memory_back_and_results_keep_theirs():
@@ -90,3 +90,20 @@ def test_a_function_that_has_changed_since_is_not_taken_for_another(monkeypatch)
     one.__closure__[0].cell_contents = 7.0
     another = make(5.0, 1.0)
     assert user_functions.earlier(another) is another
+
+
+def test_plans_of_many_shapes_are_let_go(monkeypatch):
+    monkeypatch.setattr(plans, "MOST_PLANS", 4)
+    world = LocalWorld(1)
+    with ExpertParallel(config(n_ranks=1, max_tokens_per_rank=6), world) as ep:
+        for n in range(1, 7):
+            x, ids = np.ones((n, ep.cfg.hidden), BF16), np.zeros((n, ep.cfg.top_k), np.int32) - 1
+            ids[:, 0] = 0
+            (d,) = ep.dispatch([x], [ids])
+            (y,) = ep.combine([d.output_tokens], [d], [np.ones(ids.shape, np.float32)])
+            assert np.array_equal(y, x) and len(ep._engine.plans) <= 4
+    for n in range(1, 7):
+        x, ids = np.ones((n, 16), BF16), np.zeros((n, 1), np.int64)
+        rows, *_, handle = fused_a2a.fused_dispatch([x], [ids], [np.ones((n, 1), np.float32)], 2, world)
+        assert np.array_equal(fused_a2a.fused_combine(rows, world, handle)[0][0], x)
+    assert len(fused_a2a.get_buffer(world, 32)._plans) <= 4
