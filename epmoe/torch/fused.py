@@ -5,6 +5,7 @@ import torch
 from epmoe.fused_a2a import arguments, fused
 from epmoe.fused_a2a.buffers import buffer_of
 from epmoe.fused_a2a.fused import expect_handle
+from epmoe.host import inputs
 from epmoe.torch.gradients import gradients, refuse_gradients, remember
 from epmoe.torch.over_ranks import WorldFunction, any_gradient, leaves_of, once, way_of
 from epmoe.torch.process_group import world_of
@@ -64,7 +65,7 @@ class FusedDispatchOnDevice(FusedDispatch):
 def _recorded(ctx, plain, x, token_indices, token_probs, *more):
     """The results of plain(). Saves in ctx which results and arguments have gradients."""
     if type(x) is not torch.Tensor or x.dtype not in SUMMED:
-        _expect_computable(x, token_probs, world_of(more[1]))
+        _expect_computable(x, token_probs, inputs.world("group", world_of(more[1])))
     made = plain(x, token_indices, token_probs, *more)
     remember(ctx, made, token_probs, made[1], made[3])
     return made
@@ -72,7 +73,7 @@ def _recorded(ctx, plain, x, token_indices, token_probs, *more):
 
 def _expect_computable(x, token_probs, world):
     """Raise EPValueError if gradients are required that cannot be computed: of FP8 pairs, or of another type's rows."""
-    of_ranks = x if getattr(world, "lists", False) else [x]
+    of_ranks = x if world.lists else [x]
     if isinstance(of_ranks, list) and any(isinstance(one, (list, tuple)) for one in of_ranks):
         refuse_gradients("x as a pair", x, token_probs)
     for one in leaves_of(x) if any_gradient((x, token_probs)) else ():

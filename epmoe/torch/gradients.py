@@ -45,7 +45,6 @@ def refuse_gradients(what, *given):
     """Raise EPValueError if anything given requires a gradient: torch would round the gradient of FP8 rows to FP8."""
     if any_gradient(given):
         raise EPValueError(
-            f"{what} gives FP8 rows, through which torch passes no gradient that is worth having, but x "
-            "or the probs require one: give them detached, or write a Function that dequantises between "
-            "forward and backward of epmoe.fused_a2a"
+            f"{what} gives FP8 rows, which carry no useful gradient, but x or the probs require one: give them "
+            "detached, or write a Function that dequantises between forward and backward of epmoe.fused_a2a"
         )
