@@ -21,13 +21,13 @@ class Cost(NamedTuple):
     """One phase of one step with one interface.
 
     total_bytes: sent by all ranks together to other ranks. busiest_bytes: the most that one rank sends or receives.
-    floor_us: busiest_bytes at the link's speed. expected_us: expected time of our kernels, None if not measured, if the
-    interface is not offered, or if no bytes cross links.
+    floor_us: busiest_bytes at the link's speed, None if that is not known. expected_us: expected time of our kernels,
+    None if not measured or if no bytes cross links.
     """
 
     total_bytes: int
     busiest_bytes: int
-    floor_us: float
+    floor_us: float | None
     expected_us: float | None
 
 
@@ -85,8 +85,8 @@ def offered(interface, cfg):
 
 
 def costs(interface, step, sizes):
-    """(Cost of dispatch, Cost of combine) of one step. None if the interface does not have this format."""
-    if not interface.startswith("pairs") and sizes.cfg.token_format not in ROW_FORMATS:
+    """(Cost of dispatch, Cost of combine) of one step. None if the interface is not possible here."""
+    if offered(interface, sizes.cfg) is not None:
         return None, None
     parts = {
         "pairs_plain": [(step.pairs, sizes.message_bytes)],
@@ -106,8 +106,8 @@ def costs(interface, step, sizes):
 
 def _cost(interface, phase, matrix, sizes, token_format):
     most = counts.busiest(matrix)
-    floor_us = most / sizes.link_gbps / 1e3
-    known = most and sizes.link_known and offered(interface, sizes.cfg) is None
+    floor_us = most / sizes.link_gbps / 1e3 if sizes.link_known else None
+    known = most and sizes.link_known
     us = measured.expected_us(interface, phase, token_format, most, floor_us) if known else None
     return Cost(int(counts.off_rank(matrix).sum()), most, floor_us, us)
 

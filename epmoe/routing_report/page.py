@@ -40,7 +40,7 @@ def page(found):
         "<h2>What if there were more ranks, or fewer?</h2>",
         "<p>The same tokens, spread evenly. With more ranks each has a smaller share, but a token visits more of "
         "them. Floors assume that every rank reaches every other at the same speed. Beyond 8 ranks, some links are "
-        "often a slower network, so times are expected only with --link-gbps.</p>",
+        "often a slower network, so there are times only with --link-gbps.</p>",
         _sweep(found),
         _sweep_chart(found),
     ]
@@ -134,13 +134,14 @@ def _costs(found):
     head, lines = ["busiest rank", "dispatch", *times, "combine", *times, "result", "memory a rank"], []
     for name in INTERFACES:
         way = found["interfaces"][name]
+        if way["not_offered"]:
+            lines.append((name, [escape(way["is"]), "not possible", *7 * [""]]))
+            continue
         cells = [escape(way["is"])]
         for phase in ("dispatch", "combine"):
-            cost = way[phase] or dict.fromkeys(("busiest_bytes", "floor_us", "expected_us"))
-            nbytes = cost["busiest_bytes"]
-            cells += [size(nbytes and nbytes["median"]), stat(cost["floor_us"]), stat(cost["expected_us"])]
-        result = way["result_bytes"]
-        lines.append((name, [*cells, size(result and result["median"]), size(way["memory_bytes"])]))
+            cost = way[phase]
+            cells += [size(cost["busiest_bytes"]["median"]), stat(cost["floor_us"]), stat(cost["expected_us"])]
+        lines.append((name, [*cells, size(way["result_bytes"]["median"]), size(way["memory_bytes"])]))
     of = found["measured"]
     return _table(head, lines, found["take"]["interface"]) + (
         f'<p class="note">{"Medians over steps. " if found["steps"] > 1 else ""}'
@@ -169,23 +170,23 @@ def _sweep(found):
 
 
 def _sweep_chart(found):
-    """Lines of the floors of a round against the number of ranks."""
+    """Lines of the known floors of a round against the number of ranks."""
     sweep = found["sweep"]
-    ways = [i for i in INTERFACES if all(line["interfaces"][i]["floor_us"] is not None for line in sweep)]
-    most = max([line["interfaces"][i]["floor_us"] for i in ways for line in sweep] + [1e-9])
+    floors = {i: [line["interfaces"][i]["floor_us"] for line in sweep] for i in INTERFACES}
+    most = max([us for of_way in floors.values() for us in of_way if us is not None] + [1e-9])
     step = 640 / max(len(sweep) - 1, 1)
     parts = [
         f'<text x="{60 + n * step:.0f}" y="236" text-anchor="middle">{line["n_ranks"]}</text>'
         for n, line in enumerate(sweep)
     ]
-    for row, i in enumerate(ways):
-        points = [(60 + n * step, 210 - 190 * line["interfaces"][i]["floor_us"] / most) for n, line in enumerate(sweep)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    for row, i in enumerate(i for i in INTERFACES if set(floors[i]) != {None}):
+        points = [(60 + n * step, 210 - 190 * us / most, n) for n, us in enumerate(floors[i]) if us is not None]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[i]}" stroke-width="2"/>')
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{COLOURS[i]}"><title>{INTERFACES[i]}, '
-            f"{line['n_ranks']} ranks: floor {line['interfaces'][i]['floor_us']:.1f} us</title></circle>"
-            for (x, y), line in zip(points, sweep)
+            f"{sweep[n]['n_ranks']} ranks: floor {floors[i][n]:.1f} us</title></circle>"
+            for x, y, n in points
         ]
         parts.append(
             f'<rect x="720" y="{20 + 22 * row}" width="12" height="12" fill="{COLOURS[i]}"/>'

@@ -32,7 +32,10 @@ def report(dump, name, *, n_experts=None, n_ranks=None, hidden=None, token_forma
     link_given = link_gbps is not None
     if not link_given:
         link_gbps, machine = measured.table()["link_gbps"], measured.machine(measured.table())
-        assumed.append(f"links of {link_gbps} GB/s each way, as measured on {machine}: --link-gbps changes it")
+        assumed.append(
+            f"links of {link_gbps} GB/s each way for up to {MAX_GPUS_PER_NODE} ranks, as measured on {machine}: "
+            "--link-gbps changes it"
+        )
     options = (n_experts, hidden, token_format, link_gbps, link_given)
     here = _on_ranks(dump, n_ranks, *options)
     return {
@@ -126,8 +129,9 @@ def _round_us(costs):
 
 
 def _floor_us(way):
-    """The floors of dispatch and combine together, in the median step."""
-    return sum(way[phase]["floor_us"]["median"] for phase in ("dispatch", "combine"))
+    """The floors of dispatch and combine together, in the median step; None if the link's speed is not known."""
+    floors = [way[phase]["floor_us"] for phase in ("dispatch", "combine")]
+    return None if None in floors else sum(floor["median"] for floor in floors)
 
 
 def _over(values):
@@ -145,7 +149,7 @@ def _take(ways, sizes, n_steps):
     measured_all = all(way["round_us"] for way in ours.values())
     us = {name: way["round_us"]["median"] if measured_all else _floor_us(way) for name, way in ours.items()}
     best = min(us, key=us.get)
-    if us["pairs"] <= ALIKE * us[best]:
+    if len(us) > 1 and us["pairs"] <= ALIKE * us[best]:
         best = "pairs"
     why = [f"{way['is']} is not possible: it {way['not_offered']}" for way in ways.values() if way["not_offered"]]
     others = ", ".join(f"{ours[name]['is']} {us[name]:.1f}" for name in us if name != best)
@@ -153,7 +157,7 @@ def _take(ways, sizes, n_steps):
         why.append("no expected times: no token leaves its rank, and we measured only tokens that do")
     elif not sizes.link_known:
         why.append(
-            f"no expected times: more than {MAX_GPUS_PER_NODE} ranks need a network, which we did not measure; "
+            f"no times: more than {MAX_GPUS_PER_NODE} ranks need a network, which we did not measure; "
             "give its speed with --link-gbps"
         )
     elif others:

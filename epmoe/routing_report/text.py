@@ -110,8 +110,10 @@ def heat_map(pairs):
 
 
 def _costs(found):
+    known = found["interfaces"]["pairs"]["dispatch"]["floor_us"] is not None
     table = Table(
-        title=f"busiest rank, {found['format']} at {found['link_gbps']:g} GB/s each way, times in us"
+        title=f"busiest rank, {found['format']}"
+        + (f" at {found['link_gbps']:g} GB/s each way, times in us" if known else "")
         + ("" if found["steps"] == 1 else ", median step (p99)")
     )
     for name in ("", "bytes", "floor", "expected", "memory"):
@@ -119,7 +121,7 @@ def _costs(found):
     for name in INTERFACES:
         way = found["interfaces"][name]
         if way["dispatch"] is None:
-            table.add_row(way["is"], *4 * ["-"])
+            table.add_row(way["is"], "not possible", "", "", "")
             continue
         table.add_row(way["is"], "", "", "", size(way["memory_bytes"]))
         for phase in ("dispatch", "combine"):

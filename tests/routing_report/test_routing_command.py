@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def test_times_are_expected_where_they_were_measured(file, capsys, options, expe
     assert main(["routing", str(file), "--json", *options]) == 0
     found = json.loads(capsys.readouterr().out)
     for phase in ("dispatch", "combine"):
-        assert [name for name, way in found["interfaces"].items() if way[phase]["expected_us"]] == expected
+        ways = {name: way[phase] for name, way in found["interfaces"].items() if way[phase]}
+        assert [name for name, cost in ways.items() if cost["expected_us"]] == expected
+        assert all((cost["floor_us"] is None) == (options == ["--ranks", "16"]) for cost in ways.values())
     why = " ".join(found["take"]["why"])
     assert says in why and ("take about" in why) == (len(expected) > 1)
 
@@ -104,6 +107,16 @@ def test_many_ranks_and_steps_fit_on_the_page(tmp_path, capsys):
     assert main(["routing", file, "--experts", "256", "--ranks", "128", "--html", page]) == 0
     assert "Each cell stands for 2 x 2 ranks" in (tmp_path / "p.html").read_text()
     assert "in 3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("link, floors", [([], 3), (["--link-gbps", "50"], 5)])
+def test_beyond_8_ranks_rows_are_not_possible_and_floors_need_a_speed(file, tmp_path, capsys, link, floors):
+    page = tmp_path / "page.html"
+    assert main(["routing", str(file), "--ranks", "16", "--html", str(page), *link]) == 0
+    text = page.read_text()
+    assert capsys.readouterr().out.count("not possible") == 2 + 2 and text.count("<td>not possible</td>") == 2
+    assert len(re.findall(r"ExpertParallel, fast, \d+ ranks: floor", text)) == floors
+    assert len(re.findall(r"fused_dispatch, \d+ ranks: floor", text)) == 3
 
 
 @pytest.mark.parametrize("steps", [1, 3])
