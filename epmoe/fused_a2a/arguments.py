@@ -113,8 +113,8 @@ def experts_per_rank(num_experts, n_ranks):
     num_experts = whole("num_experts", num_experts, 1, MAX_EXPERTS)
     if num_experts % n_ranks:
         raise EPValueError(
-            f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: each rank has as many "
-            "experts as every other"
+            f"num_experts={num_experts} must be a multiple of n_ranks={n_ranks}: "
+            "change one, or add experts that no token selects"
         )
     return num_experts // n_ranks
 

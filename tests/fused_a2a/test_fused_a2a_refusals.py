@@ -73,7 +73,7 @@ REFUSED = {
     "a rank too few": (lambda c: c.dispatch(x=c.x[:1]), "x has 1 entries"),
     "experts that do not divide": (
         lambda c: c.dispatch(num_experts=5),
-        "num_experts=5 must be a multiple of n_ranks=2",
+        "num_experts=5 must be a multiple of n_ranks=2: change one, or add experts that no token selects",
     ),
     "more experts than there can be": (
         lambda c: c.dispatch(num_experts=2**31),
