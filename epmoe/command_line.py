@@ -247,6 +247,8 @@ def _told(error, there):
     text = str(error)
     options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if OPTION_OF.get(word) in there}
     unnamed = ", ".join(sorted(option for option in options if option not in text))
+    if {"--p2p-world-size", "--skip-a2a"} <= set(there):
+        text = re.sub(r"set use_shmem=True \(or skip_a2a=True.*", "add --p2p-world-size 8, or --skip-a2a", text)
     return f"{text} (see {unnamed})" if unnamed else text
 
 

@@ -79,10 +79,7 @@ def test_words_that_make_no_sense_are_refused_by_name_with_the_commands_own_usag
         (["--epilogue", "--weights", "none"], "--epilogue: no meaning with --weights none"),
         (["--shared-expert", "--weights", "none"], "--shared-expert: no meaning with --weights"),
         (["--ranks", "9"], "--p2p-world-size"),
-        (
-            ["--ranks", "16"],
-            "kernels take at most 8 ranks, the reference any number) (see --p2p-world-size, --ranks, --skip-a2a)",
-        ),
+        (["--ranks", "16"], "cross p2p worlds: add --p2p-world-size 8, or --skip-a2a (see --ranks)"),
         ([*SMALL_BUT_EXPERTS, "--experts", "5"], "n_experts=5 must be a multiple of n_ranks=2"),
         ([*SMALL, "--hidden", "12"], "hidden=12"),
         ([*SMALL, "--format", "nvfp4"], "hidden=16"),
