@@ -16,11 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from shlex import quote
 
+from epmoe import __version__
 from epmoe_ref.errors import EPError, EPValueError, UnavailableError
 
 EQUAL, DIFFERS, CANNOT_RUN = 0, 1, 2
 CUT_SHORT = 141  # a shell's status for a program whose output was closed
 INTERRUPTED = 130  # a shell's status for a program stopped by Ctrl-C
+CLOSE = 0.75  # similarity of names that are suggested, as difflib counts it
 MOST_SECONDS = 1e9  # 31 years
 OPTION_OF = {
     "n_ranks": "--ranks",
@@ -191,7 +193,7 @@ class Parser(argparse.ArgumentParser):
         )
         guess = wrong and not wrong[1].isdecimal()  # no number resembles another
         longer = [name for name in there if guess and name.startswith(wrong[1])]
-        near = longer if len(longer) == 1 else difflib.get_close_matches(wrong[1], there, 1) if guess else ()
+        near = longer if len(longer) == 1 else difflib.get_close_matches(wrong[1], there, 1, CLOSE) if guess else ()
         super().error(message + "".join(f"; did you mean {name}?" for name in near))
 
 
@@ -201,7 +203,7 @@ def main(prog, description, commands, default, argv=None):
     commands: {name: (module, description)}; only the module of the chosen command is imported.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):
         argv = [default, *argv]
     name, *words = argv
     if name not in commands:
@@ -245,10 +247,10 @@ def _told(error, there):
     if not isinstance(error, EPError):
         return "this is a fault of the program, not a difference; please report it"
     text = str(error)
-    options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if OPTION_OF.get(word) in there}
-    unnamed = ", ".join(sorted(option for option in options if option not in text))
     if {"--p2p-world-size", "--skip-a2a"} <= set(there):
         text = re.sub(r"set use_shmem=True \(or skip_a2a=True.*", "add --p2p-world-size 8, or --skip-a2a", text)
+    options = {OPTION_OF[word] for word in re.findall(r"\w+", text) if OPTION_OF.get(word) in there}
+    unnamed = ", ".join(sorted(option for option in options if option not in text))
     return f"{text} (see {unnamed})" if unnamed else text
 
 
@@ -262,6 +264,7 @@ def _top_parser(prog, description, commands, default):
     top = Parser(
         prog=prog, description=f"{description} Without a command: {default}, whose options `{default} --help` shows."
     )
+    top.add_argument("--version", action="version", version=f"epmoe {__version__}")
     parsers = top.add_subparsers(dest="command", metavar="command", parser_class=argparse.ArgumentParser)
     for name, (_, what) in commands.items():
         parsers.add_parser(name, help=what)

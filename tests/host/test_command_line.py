@@ -9,6 +9,7 @@ import sys
 import pytest
 from commands_shown import ROOT, SMALL, SMALL_BUT_EXPERTS, python, refused_in_a_line, shown
 
+import epmoe
 from epmoe.__main__ import main
 from epmoe.verify import command as verify
 
@@ -33,6 +34,7 @@ from epmoe.verify import command as verify
         (["verfy"], "did you mean verify?"),
         (["--rnks", "3"], "did you mean --ranks?"),
         (["--tok", "3"], "did you mean --tokens?"),
+        (["--fast"], "unrecognized arguments: --fast\n"),
         (["soak", "--secnds=3"], "did you mean --seconds?"),
         (["--format", "nvfp"], "did you mean nvfp4?"),
         (["check", "reference", "--jsn"], "did you mean --json?"),
@@ -100,6 +102,12 @@ def test_a_device_that_is_none_is_refused_by_every_command(command):
     done = python("-m", "epmoe", command, EPMOE_DEVICE="nonsense")
     assert done.returncode == 2 and "EPMOE_DEVICE=nonsense" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"epmoe {epmoe.__version__}\n"
 
 
 def test_a_missing_mpi_library_is_explained_in_a_line(capsys, monkeypatch):
