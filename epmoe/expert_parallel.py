@@ -89,7 +89,8 @@ class ExpertParallel:
     def dispatch(self, input_tokens, topk_ids, input_scale=1.0, *, out=None):
         """Send every token to the owners of its experts, and group the tokens that arrive by expert.
 
-        input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed.
+        input_tokens: bf16 (num_tokens, hidden), num_tokens <= max_tokens_per_rank, 0 allowed. With token_format bf16,
+        float16 and float32 arrays in host memory are accepted too, and rounded to bf16 once.
         topk_ids: any integer type (num_tokens, top_k), ids in [0, n_experts), distinct in a token, -1 for no expert.
         input_scale: one positive finite float32 a rank, or a function (i) -> float32, called with 0; only nvfp4 reads it.
         out: a Dispatched whose arrays receive the results (topk_ids, and arrays that are None, are allocated).

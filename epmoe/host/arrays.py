@@ -145,10 +145,11 @@ def view(obj, what):
         return _from_cuda(obj)
     if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
         return _from_dlpack(obj, what)
-    of_ranks = "; lists over ranks are for a LocalWorld" if isinstance(obj, (list, tuple)) else ""
+    is_list = isinstance(obj, (list, tuple))
+    remedy = "; convert a list of numbers with np.asarray (only a LocalWorld takes lists over ranks)" if is_list else ""
     raise EPValueError(
         f"{what} is a {type(obj).__name__}, which is no array that can be read here: give a NumPy "
-        f"array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy){of_ranks}"
+        f"array, or anything with __dlpack__ or __cuda_array_interface__ (torch, CuPy){remedy}"
     )
 
 

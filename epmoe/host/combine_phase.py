@@ -45,7 +45,10 @@ class CombinePhase:
                     f"combine of rank {r.rank} was given a {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
                 )
-            form, at, y = PEEKS[type(y)](y, "expert_outputs")
+            try:
+                form, at, y = PEEKS[type(y)](y, "expert_outputs")
+            except EPValueError as error:
+                raise _outputs_refused(r.rank, y, error) from None
             n_rows = engine.plans.get((r.rank, form))
             if n_rows is None:
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, d)
@@ -216,3 +219,11 @@ class CombinePhase:
                     a = a._replace(address=placed[known])
                 words += a.words()
         return words
+
+
+def _outputs_refused(rank, y, error):
+    """The error for expert outputs that are no array, with the rank."""
+    what = f"expert_outputs of rank {rank}"
+    if isinstance(y, Dispatched):
+        return EPValueError(f"{what} is a Dispatched: pass your experts' result, an array like d.output_tokens")
+    return EPValueError(str(error).replace("expert_outputs", what, 1))

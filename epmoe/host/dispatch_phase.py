@@ -137,7 +137,7 @@ class DispatchPhase:
         outs = []
         for part, d in zip(parts, inputs.ranks_of(self.engine.world, "out", out)):
             if d is not None and not isinstance(d, Dispatched):
-                raise EPValueError(f"out of rank {part.rank} is a {kind_of(d)}, no Dispatched of epmoe")
+                raise EPValueError(f"out of rank {part.rank} must be a Dispatched of epmoe, not {kind_of(d)}")
             arrays = {} if d is None else _arrays_of(d)
             # dispatch_async writes the cleaned ids before out is known
             arrays.pop("topk_ids", None)

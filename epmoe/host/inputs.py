@@ -22,8 +22,8 @@ def ranks_of(world, what, argument):
         return [argument]
     if not isinstance(argument, (list, tuple)):
         raise EPValueError(
-            f"{what} is a {type(argument).__name__}, and a LocalWorld takes a list with one entry for "
-            f"each of its {len(world.ranks)} ranks"
+            f"{what} must be a list with one entry for each of the {len(world.ranks)} ranks of the LocalWorld, "
+            f"not {type(argument).__name__}"
         )
     if len(argument) != len(world.ranks):
         raise EPValueError(f"{what} has {len(argument)} entries; one for each of {len(world.ranks)} ranks is needed")
@@ -47,8 +47,8 @@ def tokens(cfg, machine, rank, given):
         with np.errstate(all="ignore"):
             a = view(a.host.astype(BF16), what)
     if a.dtype != BF16:
-        rule = "bfloat16 is needed: convert it, or view it as bfloat16 if its 16 bits are bf16 already"
-        raise EPValueError(f"{what} has dtype {a.dtype}, {rule}")
+        or_view = ", or view it as bfloat16 if its 16 bits are bf16 already" if a.dtype.itemsize == 2 else ""
+        raise EPValueError(f"{what} has dtype {a.dtype}, bfloat16 is needed: convert it{or_view}")
     if a.shape[1:] != (cfg.hidden,):
         raise EPValueError(f"{what} has shape {a.shape}, (num_tokens, hidden={cfg.hidden}) is needed")
     if a.shape[0] > cfg.max_tokens_per_rank:
@@ -172,8 +172,8 @@ def world(what, given):
         )
     if not hasattr(given, "allocate") or not hasattr(given, "launching"):
         raise EPValueError(
-            f"{what} is of type {type(given).__name__}; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld; for a "
-            "process group of torch epmoe.torch.ProcessGroupWorld(group)"
+            f"{what} must be a LocalWorld, MPIWorld or ShmemWorld, not {type(given).__name__}; "
+            "for a process group of torch, give epmoe.torch.ProcessGroupWorld(group)"
         )
     return given
 

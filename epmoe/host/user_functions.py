@@ -64,7 +64,7 @@ def way_of(cfg, router_weights, weights_args, epilogue, epilogue_args, elementwi
                 "nothing else is stored"
             )
     if last is not None and not callable(last):
-        raise EPValueError(f"{name} is a {type(last).__name__}: a function is needed")
+        raise EPValueError(f"{name} must be a function, not {type(last).__name__}")
     function, last = earlier(router_weights) if callable(router_weights) else None, earlier(last)
     for what, args in ("router_weights_args", weights_args), ("epilogue_args", epilogue_args):
         if not isinstance(args, (tuple, list)):

@@ -89,8 +89,8 @@ def _checked(group):
         raise EPValueError(
             f"group is {group!r}: this process is no member of it; only members make its world"
             if group is dist.GroupMember.NON_GROUP_MEMBER
-            else f"group is of type {type(group).__name__}; a torch.distributed.ProcessGroup (of a DeviceMesh: get_group()), "
-            "or a world of epmoe, is needed"
+            else "group must be a torch.distributed.ProcessGroup (of a DeviceMesh: get_group()), or a LocalWorld, "
+            f"MPIWorld or ShmemWorld, not {type(group).__name__}"
         )
     return group
 

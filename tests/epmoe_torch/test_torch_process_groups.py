@@ -152,8 +152,8 @@ def test_torch_compile_breaks_at_a_call_with_a_process_group(group):
 
 def test_an_expert_parallel_takes_the_world_of_a_group_but_no_group(group):
     cfg = EPConfig(n_ranks=1, n_experts=4, top_k=2, hidden=16, max_tokens_per_rank=4)
-    remedy = r"for a process group of torch epmoe.torch.ProcessGroupWorld\(group\)$"
-    with pytest.raises(EPValueError, match=f"world is of type ProcessGroup; .*{remedy}"):
+    remedy = r"for a process group of torch, give epmoe.torch.ProcessGroupWorld\(group\)$"
+    with pytest.raises(EPValueError, match=f"world must be a LocalWorld.*, not ProcessGroup; {remedy}"):
         ExpertParallel(cfg, group)
     ExpertParallel(cfg, ProcessGroupWorld(group)).close()
 
@@ -180,7 +180,7 @@ def test_what_is_no_group_of_this_process_is_refused(group, monkeypatch):
         ProcessGroupWorld(dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(
         EPValueError,
-        match=r"group is of type int; a torch.distributed.ProcessGroup \(of a DeviceMesh: get_group\(\)\), or",
+        match=r"group must be a torch.distributed.ProcessGroup \(of a DeviceMesh: get_group\(\)\), or .*, not int$",
     ):
         ProcessGroupWorld(3)
     kind = {"EPMOE_DEVICE": "sim" if device.SIM else "gpu"}
@@ -250,6 +250,9 @@ def test_what_another_process_puts_into_the_store_is_not_unpickled():
 def test_only_a_process_group_is_taken_for_one():
     known = len(process_group._worlds)
     assert world_of("a world of another kind") == "a world of another kind"
-    with pytest.raises(EPValueError, match="group is of type str; a world of epmoe is needed"):
+    with pytest.raises(EPValueError, match="group must be a LocalWorld, MPIWorld or ShmemWorld, not str"):
         get_buffer("a world of another kind", 0)
+    x, ids = torch.ones(2, 16, requires_grad=True), torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(EPValueError, match="group must be a LocalWorld, MPIWorld or ShmemWorld, not int"):
+        fused_dispatch([x, x], [ids, ids], [torch.ones(2, 1)] * 2, 4, 2)
     assert len(process_group._worlds) == known

@@ -359,7 +359,7 @@ def test_after_a_reset_the_error_of_a_kernel_is_not_ascribed_to_an_earlier_call(
     ],
 )
 def test_a_group_is_a_world(function, more):
-    with pytest.raises(EPValueError, match="group is of type str; a world of epmoe is needed"):
+    with pytest.raises(EPValueError, match="group must be a LocalWorld, MPIWorld or ShmemWorld, not str"):
         function("group", *more)
 
 

@@ -26,7 +26,7 @@ def test_a_long_time_is_a_time(timeout):
     [
         (LocalWorld, r"is the class LocalWorld; make a world of it: LocalWorld\(2\)"),
         (MPIWorld, r"is the class MPIWorld; make a world of it: MPIWorld\(\)"),
-        (3, "is of type int; a world of epmoe is needed: LocalWorld, MPIWorld, ShmemWorld; for a process"),
+        (3, "must be a LocalWorld, MPIWorld or ShmemWorld, not int; for a process group of torch, give"),
     ],
 )
 def test_a_class_is_no_world(world, says):
