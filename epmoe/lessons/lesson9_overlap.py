@@ -45,6 +45,8 @@ assert elapsed(9, 4, 100) == 904 and elapsed(9, 30, 100) == 3009
 # times loops of calls with the wall clock, as a caller sees them, and the same
 # kernels from a graph (next section), which needs hardly any time of the host:
 
+import re
+
 from epmoe.lessons import measured
 
 loop, machine = measured.loop()
@@ -57,13 +59,23 @@ def shown(*which):
     return f"{row['us']:.1f}" + "*" * bool(row.get("slow")) if row else "-"
 
 
+def marks(texts):
+    """Explain the marks in these cells."""
+    if any("*" in text for text in texts):
+        print("*: on a slow CPU")
+    if "-" in texts:
+        print("-: not measured")
+
+
 if loop:
     print(f"us a pair of dispatch and combine, ExpertParallel, {machine}")
     print("tokens   calls   graph")
+    seen = []
     for n in (1, 128, 4096):
         us = [shown("ExpertParallel", a, n) for a in ("same", "graph")]
         print(f"{n:6}{us[0]:>8}{us[1]:>8}")
-    print("*: on a slow CPU; -: not measured")
+        seen += us
+    marks(seen)
     one = [rows.get(("ExpertParallel", a, 1)) for a in ("same", "graph")]
     assert None in one or one[0]["us"] > 1.5 * one[1]["us"]
 else:
@@ -80,17 +92,21 @@ else:
 if loop:
     columns = "same", "new", "layers", "graph"
     print(f"us a pair of dispatch and combine, 128 tokens, {machine}")
-    print(" " * 36 + "".join(f"{c:>8}" for c in columns))
+    print(" " * 38 + "".join(f"{c:>8}" for c in columns))
+    seen = []
     for name in dict.fromkeys(name for name, _, n in rows if n == 128):
-        us = (shown(name, c, 128) for c in columns)
-        print(f"{name:36}" + "".join(f"{text:>8}" for text in us))
+        us = [shown(name, c, 128) for c in columns]
+        waits = re.sub(",? exact$", ", host waits", name)
+        print(f"{waits:38}" + "".join(f"{text:>8}" for text in us))
+        seen += us
+    marks(seen)
 
 # same: every pair gets the same arrays. new: every pair gets arrays that the
 # host has not seen before. layers: eight pairs in a row whose results are
-# kept. graph: the device alone, which is the next section. exact: the host
-# waits for the counts, and results have as many rows as came. on device and
-# budget: the host does not wait; results have room for the most rows, or for
-# as many as the caller says.
+# kept. graph: the device alone, which is the next section. host waits: for the
+# counts, and results have as many rows as came. on device and budget: the host
+# does not wait; results have room for the most rows, or for as many as the
+# caller says.
 #
 # Compare each column with the last one. Where they differ, as under torch,
 # the caller waits for the host. Where they agree, the device decides.

@@ -286,4 +286,10 @@ def test_lesson_9_shows_a_table_of_loops_if_there_is_one(capsys, monkeypatch, tm
     told = capsys.readouterr().out
     assert f"{128:10}   77.0*       -\n" in told and "unless a graph replays the kernels" in told
     assert "us a pair of dispatch and combine, 128 tokens, 2 x GPU X" in told
-    assert f"{'ExpertParallel':36}   77.0*    55.5       -       -\n" in told and "; -: not measured\n" in told
+    assert (
+        f"{'ExpertParallel':38}   77.0*    55.5       -       -\n" in told and told.count("    *: on a slow CPU\n") == 2
+    )
+    (tmp_path / "d.json").unlink()
+    tell(file)
+    told = capsys.readouterr().out
+    assert "    *: on a slow CPU\n" not in told and "    -: not measured\n" in told
