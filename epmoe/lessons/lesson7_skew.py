@@ -52,8 +52,8 @@ N_LOCAL = N_EXPERTS // N_RANKS
 # over its experts. All ranks wait for the busiest one, so what counts is the
 # largest load over the mean load: the imbalance.
 #
-# Predict: The hottest of 64 experts has several times the mean. Is the
-# busiest of 4 ranks, with 16 experts each, as far above its mean?
+# Predict: How far above the mean is the hottest expert? Is the busiest of
+# the 4 ranks as far above the mean of ranks?
 
 
 def loads(ids):
@@ -74,8 +74,8 @@ print(f"imbalance of experts {imbalance(load):.2f}, "
       f"of ranks {imbalance(of_ranks):.2f}")
 assert imbalance(of_ranks) <= imbalance(load)
 
-# Adding up 16 experts evens out a good deal. The more ranks, the fewer
-# experts on each, and the worse it becomes:
+# Adding up the experts of a rank evens out the loads. The more ranks, the
+# fewer experts on each, and the worse it becomes:
 
 if not INPUT:
     for s in (0.0, 0.5, 1.0):
@@ -231,7 +231,7 @@ print(f"as they were: {imbalance(of_ranks):.2f}")
 for spare in (0, N_RANKS, 4 * N_RANKS):
     copies, placed = with_replicas(load, spare, N_RANKS)
     print(f"{spare:2} spare places, well assigned: "
-          f"{imbalance(placed):.3f}, at most {copies.max()} copies")
+          f"{imbalance(placed):.3f}, most copies {copies.max()}")
     assert np.isclose(placed.sum(), load.sum())
     assert INPUT or imbalance(placed) <= imbalance(of_ranks)
 
