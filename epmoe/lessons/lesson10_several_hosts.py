@@ -106,8 +106,8 @@ print(f"{late} of 40 messages were read before they were there")
 assert late > 0
 
 # On NVLink the flag of lesson 4 could not overtake the message, once it was a
-# release. The network knows nothing of that: put and signal are two requests
-# to a card.
+# release. The network does not order them: put and signal are two separate
+# requests to a network card.
 #
 # ## Fence and quiet
 #
@@ -141,7 +141,7 @@ try:
 except RaceError as race:
     print(wrapped(race))
 
-# The kernels of this project do both. A warp calls quiet behind its puts, and
+# The kernels of this project do both. A warp calls quiet after its puts, and
 # only then counts its messages as finished. The thread that signals acquires
 # this count, calls shmem_fence, and sends one signal for each segment.
 #
@@ -166,7 +166,7 @@ spoilt = wrong(sending(fence_and_overwrite, overwrite))
 print(f"outbox written again at once: {spoilt} of 40 wrong")
 assert spoilt > 0
 assert wrong(sending(quiet_of_all, overwrite)) == 0
-print("the same behind a quiet: 0 of 40 wrong")
+print("the same after a quiet: 0 of 40 wrong")
 
 # ## The whole layer across two p2p worlds
 #
@@ -244,7 +244,7 @@ for name, n in (("pairs", 8 * 3 / 4), ("rows", copies(32, 24)),
 #
 # ## A host may be slow
 #
-# More hosts, more that can go wrong. A rank that never sends would let all
+# With more hosts, more can fail. A rank that never sends would let all
 # others wait for ever, so here as everywhere each wait has a time limit, and
 # `PeerTimeout` names the rank that is missing (lesson 5).
 #
@@ -261,10 +261,10 @@ away = [r for r in (1, 8, 8, 9, 20) if r // 8 != 0]
 assert [len(away), len(set(away)), len({r // 8 for r in away})] == [4, 3, 2]
 
 # 2. A message of 14336 bytes crosses the network at 50 GB/s after 2 us. When
-#    does a signal arrive that is sent behind a quiet?
+#    does a signal arrive that is sent after a quiet?
 #
 # Answer: The message needs 2 + 0.29 us, its confirmation 2 us more, then the
-# signal 2 us: 6.3 us. With a fence it would be right behind the message.
+# signal 2 us: 6.3 us. With a fence it would arrive right after the message.
 
 assert round(2 + 14336 / 50e3 + 2 + 2, 1) == 6.3
 

@@ -195,8 +195,7 @@ print(np.concatenate(out))
 #   lesson 5   when memory may be overwritten, and why programs hang
 #   lesson 6   how fast it can be
 #
-# `epmoe explain` draws what this lesson has printed, and what follows, from a
-# run of the real kernels.
+# `epmoe explain` draws the same steps for a small world of three ranks.
 #
 # ## Worked problems
 #

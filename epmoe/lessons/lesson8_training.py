@@ -54,7 +54,7 @@ assert (C == D.T).all()
 # ## The whole layer, and a check that is exact
 #
 # To believe it, one computes derivatives in another way: change one number
-# by h, and look how much the loss changes. The central difference
+# by h, and see how much the loss changes. The central difference
 #
 #   (loss(z + h) - loss(z - h)) / 2h
 #
@@ -150,8 +150,8 @@ rows, _, _, _, handle = dispatch_forward(xs, topk, probs, N_EXPERTS)
 print("rows a rank has received:", [len(r) for r in rows])
 
 # The handle remembers which row is of which token. The backward pass needs
-# no routing of its own: it sends along the same ways, so it is cheaper than
-# the forward pass.
+# no routing of its own: it sends along the same paths, so it is cheaper
+# than the forward pass.
 #
 # Predict: A token travels once to each rank that has one of its experts, and
 # each rank sends back one gradient for that row, here 1. Token 0 of rank 0
@@ -211,7 +211,7 @@ assert 0.1 < np.mean(one != other) < 0.9
 # ## Worked problems
 #
 # 1. D is the matrix of a dispatch with 128 tokens and top_k = 8. How many
-#    ones has it? How many are in each column?
+#    ones does it have? How many are in each column?
 #
 # Answer: One in each line: 1024 in all. A column belongs to a token, and has
 # 8.
