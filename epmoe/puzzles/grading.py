@@ -19,7 +19,7 @@ from epmoe_ref.errors import EPValueError
 OF_PUZZLE = re.compile(r"puzzle(\d+)\.py$")
 IN_ALL_S = 120
 BY_KERNEL = (
-    "enforced by the kernel: no network, no file written outside a scratch folder, no process left over; "
+    "enforced by Linux namespaces: no network, no file written outside a scratch folder, no process survives; "
     "and by resource limits: 1 GiB of memory, 60 s of CPU time"
 )
 BY_HOOK = (

@@ -23,7 +23,7 @@ Intrinsics:
     warp_broadcast_i32(value, lane)           all lanes get the value of one
     lane_id()                                 0 to LANES - 1
     store_i32(address, value)
-All lanes of the warp must come to warp_broadcast_i32 together.
+All lanes of the warp must reach warp_broadcast_i32 together.
 """
 
 from epmoe.device import *

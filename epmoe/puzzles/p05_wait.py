@@ -12,7 +12,7 @@ both ranks. Block 1 receives. There are SEGMENTS signals, one for each (local
 expert, src_rank): 64-bit words of recv_count that hold NOT_YET until the count
 arrives. Thread i waits for signal i, writes the count to counts[i], and resets
 the word to NOT_YET, for the next round. Threads from SEGMENTS on have no
-signal. Behind your lines all threads of the block read all counts and copy all
+signal. After your lines all threads of the block read all counts and copy all
 messages. So each must see by then what every other thread has seen and stored.
 
 In NumPy:
@@ -24,7 +24,7 @@ Intrinsics:
     store_i32(address, i32(value)), store_u64(address, u64(value))
     syncthreads()                   all threads of the block meet, and each
                                     sees what the others have done or acquired
-All threads of the block must come to syncthreads().
+All threads of the block must reach syncthreads().
 """
 
 from epmoe.device import *

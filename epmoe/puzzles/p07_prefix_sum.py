@@ -16,7 +16,7 @@ In NumPy:
 
 Intrinsics:
     warp_inclusive_sum_i32(n)       sum over the lanes up to this one, of the
-                                    warp; all 32 lanes must come to it
+                                    warp; all 32 lanes must reach it
     sums = shared_array(32, int32)  memory of the block: sums[i] reads, and
                                     sums[i] = n writes
     lane_id(), warp_id()            0 to 31; 0, 1, 2, ... in the block
