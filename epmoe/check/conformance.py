@@ -115,7 +115,8 @@ class Report:
             return f"FAIL {self.name}: it cannot be made, so nothing was compared ({served})"
         if self.failed:
             rest = f", {n_served - len(self.run)} not run" if n_served > len(self.run) else ""
-            differ = f"{len(self.failed)} of {n_served} cases differ from the reference{rest}"
+            cases_differ = "case differs" if n_served == 1 else "cases differ"
+            differ = f"{len(self.failed)} of {n_served} {cases_differ} from the reference{rest}"
             return f"FAIL {self.name}: {differ} ({served})"
         missing = f"; not given and not compared: {', '.join(self.not_given)}" if self.not_given else ""
         return f"PASS {self.name}: equal to the reference ({served}{missing})"

@@ -160,8 +160,8 @@ def _show(console, n_ranks, hidden, results, failed, seconds):
     console.print(table)
     for case, what in failed[:5]:
         console.print(f"\n{case}\n  {what}", style="red", markup=False, soft_wrap=True)
+    of = "1 case" if len(results) == 1 else f"{len(results)} cases"
     if failed:
-        console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {len(results)} cases differ, {seconds:.0f} s")
+        console.print(f"\n[bold red]FAIL[/bold red]  {len(failed)} of {of} differ, {seconds:.0f} s")
     else:
-        of = "1 case" if len(results) == 1 else f"{len(results)} cases"
         console.print(f"\n[bold green]PASS[/bold green]  {of} in {seconds:.0f} s")

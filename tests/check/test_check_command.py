@@ -58,7 +58,7 @@ def test_a_wrong_implementation_exits_with_1_and_says_why(told):
     assert result.returncode == 1
     assert "DIFFERS     uneven ranks" in result.stdout
     assert "off by one: every entry is one too large" in result.stdout
-    assert "FAIL wrong_dispatches:OffByOne: 1 of 1 cases differ" in result.stdout
+    assert "FAIL wrong_dispatches:OffByOne: 1 of 1 case differs" in result.stdout
     assert "not served" not in result.stdout
 
 
