@@ -80,7 +80,7 @@ def check_ids(what, ids, name, n_experts):
         token, k = (int(i) for i in np.argwhere(outside)[0])
         raise EPValueError(
             f"{what}: token {token}, k {k} holds {int(ids[token, k])}, which is outside "
-            f'[0, {name}={n_experts}); -1 is the id for "no expert" ({int(outside.sum())} such ids in all)'
+            f'[0, {name}={n_experts}); -1 is the id for "no expert" (number of such ids: {int(outside.sum())})'
         )
     ordered = np.sort(ids.astype(np.int32), axis=1)
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
