@@ -20,10 +20,10 @@ from epmoe.check.ranks import (
     N_RANKS,
     WholeWorld,
     process_number,
+    launched,
     ranks_of,
     started_as_rank,
     started_by_mpirun,
-    started_with_others,
 )
 from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
 from epmoe_ref.errors import EPError, EPValueError
@@ -176,10 +176,11 @@ def _as_rank(name, arguments, tell, begin, records):
     faulthandler.enable(STDERR, all_threads=False)  # if it crashes
     with guard(None, max(arguments.timeout, guarded.START_S)):
         implementation = load(name)
-        if started_with_others() and not implementation.per_rank:
+        n_processes, by = launched()
+        if n_processes > 1 and not implementation.per_rank:
             raise EPValueError(
-                f"{name} has the whole world in one process (per_rank is False), and several were "
-                "started, which would all do the same: start it alone, or set per_rank = True"
+                f"{name} holds all ranks in one process, but {n_processes} were started ({by}): start it alone, or set "
+                "per_rank = True"
             )
         ranks = ranks_of(implementation, arguments.ranks, name)
         so_far.n_ranks = ranks.size

@@ -90,8 +90,14 @@ def started_as_rank():
 
 def started_with_others():
     """Whether mpirun or torchrun started this process as one of several."""
+    return launched()[0] > 1
+
+
+def launched():
+    """(number of processes, name of the launcher that started them); the number is 1 if this process is alone."""
     of_torchrun = launcher.number("WORLD_SIZE") if "TORCHELASTIC_RUN_ID" in os.environ else None
-    return max(of_torchrun or 1, launcher.launched_size()[0] or 1) > 1
+    size, by = launcher.launched_size()
+    return max((of_torchrun or 1, "torchrun"), (size or 1, by or ""))
 
 
 def process_number():

@@ -194,7 +194,7 @@ def test_without_a_name_this_projects_kernels_are_checked(told):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("reference", "reference has the whole world in one process (per_rank is False)"),
+        ("reference", "reference holds all ranks in one process, but 2 were started ("),
         ("per_rank_worlds:OneRank --ranks 3", "3 ranks are wanted, and 2 processes were started"),
     ],
 )
