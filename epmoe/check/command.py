@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from difflib import get_close_matches
 
 from epmoe.check import guarded
 from epmoe.check.adapters import ADAPTERS, OWN
@@ -25,7 +26,8 @@ from epmoe.check.ranks import (
     started_as_rank,
     started_by_mpirun,
 )
-from epmoe.command_line import CANNOT_RUN, DIFFERS, EQUAL, at_least_one, positive_seconds
+from epmoe.command_line import CANNOT_RUN, CLOSE, DIFFERS, EQUAL, at_least_one, positive_seconds
+from epmoe.lessons.telling import for_terminal
 from epmoe_ref.errors import EPError, EPValueError
 
 NO_CASE = -1
@@ -101,7 +103,9 @@ def _complain(message, said):
 
 def _no_case(names, arguments):
     there = dict.fromkeys(case.name for name in names for case, *_ in all_cases(load(name), arguments.ranks or N_RANKS))
-    return f"no case's name contains {arguments.only!r}; there are: {', '.join(there)}"
+    words = {word: name for name in reversed(there) for word in (name, *name.split())}
+    near = "".join(f"; did you mean {words[word]!r}?" for word in get_close_matches(arguments.only, words, 1, CLOSE))
+    return "\n  ".join([f"no case's name contains {arguments.only!r}{near or '.'} There are:", *there])
 
 
 def own():

@@ -109,7 +109,8 @@ def test_what_cannot_be_run_exits_with_2(arguments, words, told):
 def test_nothing_checked_is_no_pass_and_what_cannot_be_is_said_once(told):
     result = told("check reference --only 'no such case'")
     assert (result.returncode, result.stdout) == (2, "")
-    assert "no case's name contains 'no such case'; there are: uneven ranks, " in result.stderr
+    assert "no case's name contains 'no such case'. There are:\n  uneven ranks\n" in result.stderr
+    assert "contains 'unevn'; did you mean 'uneven ranks'? There are:\n" in told("check reference --only unevn").stderr
     result = told("check nobody:Class nobody:Class")
     assert result.returncode == 2 and result.stderr.count("epmoe check: ") == 1
     result = told("check --ranks 0")
