@@ -20,8 +20,8 @@ from epmoe.check.implementation import load, parts_of
 from epmoe.check.ranks import (
     N_RANKS,
     WholeWorld,
-    process_number,
     launched,
+    process_number,
     ranks_of,
     started_as_rank,
     started_by_mpirun,
@@ -139,7 +139,7 @@ def _check(number, names, arguments, said, records):
             text = outcome if same == outcome.case else f"DIFFERS     {outcome.case}: as in {same!r}"
             if same == outcome.case and outcome.differences:
                 text = f"{text}\n  again: {ranks.again(name, outcome.case)}"
-            print(text, flush=True)
+            print(for_terminal(text), flush=True)
 
     try:
         if started_as_rank():
@@ -157,7 +157,7 @@ def _check(number, names, arguments, said, records):
         return NO_CASE
     records.append(report.record())
     if prints:
-        print(report.verdict, flush=True)
+        print(for_terminal(report.verdict), flush=True)
     return EQUAL if report.passed else DIFFERS if report.run and report.made else CANNOT_RUN
 
 

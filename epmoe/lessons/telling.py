@@ -14,6 +14,7 @@ import contextlib
 import os
 import sys
 import textwrap
+from shutil import get_terminal_size
 
 WIDTH = 80
 INDENT = "    "  # before each line that the code prints
@@ -99,6 +100,15 @@ def wrapped(text, width=WIDTH - len(INDENT)):
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         out.append(textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
     return "\n".join(out)
+
+
+def for_terminal(text):
+    """Text with long lines broken if stdout is a terminal; pipes get whole lines. "again: COMMAND" is kept."""
+    if not sys.stdout.isatty():
+        return str(text)
+    width = get_terminal_size().columns
+    lines = str(text).splitlines()
+    return "\n".join(line if line.startswith("  again: ") else wrapped(line, width) for line in lines)
 
 
 class _Indented:

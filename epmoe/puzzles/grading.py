@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from epmoe.command_line import DIFFERS, EQUAL
+from epmoe.lessons.telling import for_terminal
 from epmoe.puzzles import FILES, limits
 from epmoe.puzzles.child import verdict
 from epmoe_ref.errors import EPValueError
@@ -81,7 +82,7 @@ def grade(folder, number, as_json):
     else:
         for file in skipped:
             print(f"skipped: {file} does not say which puzzle it answers; epmoe puzzle N --grade {folder} does")
-        print(f"{passed} of {len(records)} answers are right. Isolation: {isolation}.")
+        print(for_terminal(f"{passed} of {len(records)} answers are right. Isolation: {isolation}."))
     return EQUAL if passed == len(records) else DIFFERS
 
 

@@ -62,6 +62,14 @@ def test_a_wrong_implementation_exits_with_1_and_says_why(told):
     assert "not served" not in result.stdout
 
 
+def test_long_lines_are_broken_for_a_terminal_but_commands_stay_whole(told, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = told("check wrong_dispatches:OffByOne --ranks 2 --only 'uneven ranks'").stdout.splitlines()
+    again = "  again: epmoe check wrong_dispatches:OffByOne --only 'uneven ranks' --ranks 2"
+    assert again in lines and all(len(line) <= 60 for line in lines if line != again)
+
+
 def test_json_says_the_same(told):
     names = "wrong_dispatches:OffByOne numpy_world:NumpyWorld nobody:Class"
     result = told(f"check {names} --ranks 2 --json --only uneven")
