@@ -14,12 +14,17 @@ import sys
 import zipfile
 from pathlib import Path
 
-import nbformat
-
 import epmoe_ref
 from epmoe import explain
 from epmoe.lessons import FILES
 from epmoe.lessons.telling import title
+from epmoe.provenance import install
+
+try:
+    import myst_nb  # noqa: F401
+    import nbformat
+except ImportError as error:
+    sys.exit(f"docs/book/build.py needs {error.name}: {install('book')}")
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent
