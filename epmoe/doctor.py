@@ -19,16 +19,20 @@ from epmoe.worlds import launcher
 
 OK, OPTIONAL, MISSING, WRONG = "ok", "optional", "missing", "wrong"  # optional: not needed
 OPEN_MPI_SAYS_NO = (
-    "but only with these variables set. As root: OMPI_ALLOW_RUN_AS_ROOT=1 "
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 (or mpirun --allow-run-as-root); with fewer cores than ranks: "
-    "OMPI_MCA_rmaps_base_oversubscribe=1 (4.x), "
-    "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe (5.x)"
+    "but only with these variables set. First line: as root (or mpirun --allow-run-as-root); second (4.x) or "
+    "third (5.x): with fewer cores than ranks\n"
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1\n"
+    "export OMPI_MCA_rmaps_base_oversubscribe=1\n"
+    "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report: the item, its state, the details found, and how to fix it."""
+    """One line of the report: the item, its state, the details found, and how to fix it.
+
+    Lines of the remedy after the first are commands.
+    """
 
     what: str
     state: str
@@ -66,7 +70,7 @@ def numpy_pair(numpy_version, numba_cuda_version):
     if numba_cuda_version is None:
         if sys.platform == "darwin":
             return Finding("numba-cuda", OK, "not installed (macOS: simulator only)")
-        return Finding("numba-cuda", OPTIONAL, "not installed", f"for GPUs: {install('gpu')}")
+        return Finding("numba-cuda", OPTIONAL, "not installed", f"for GPUs:\n{install('gpu')}")
     return Finding("numba-cuda", OK, f"numba-cuda {numba_cuda_version} with numpy {numpy_version}")
 
 
@@ -143,7 +147,7 @@ def compiler():
             "GPU compiler",
             OPTIONAL,
             f"lib{name} not found ({type(e).__name__})",
-            f"to compile kernels for GPUs: {install('gpu')}",
+            f"to compile kernels for GPUs:\n{install('gpu')}",
         )
     return Finding("GPU compiler", OK, f"{', '.join(seen)}, nvidia-nvvm {installed('nvidia-nvvm') or 'of the system'}")
 
@@ -197,7 +201,7 @@ def find_mpirun():
 def mpi():
     """mpi4py, an MPI library, and an mpirun that belongs to that library (another one starts N worlds of size 1)."""
     if importlib.util.find_spec("mpi4py") is None:
-        yield Finding("MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process: {install('mpi')}")
+        yield Finding("MPI", OPTIONAL, "mpi4py is not installed", f"for one rank a process:\n{install('mpi')}")
         return
     size, started_by = launcher.launched_size()
     if size is not None:  # a program that calls MPI_Init inside a job counts as one of its ranks
@@ -205,7 +209,7 @@ def mpi():
             "MPI",
             OK,
             f"mpi4py {installed('mpi4py')}, not tried: {started_by} started this process",
-            "run `epmoe doctor` without a launcher to test the library and mpirun",
+            "to test the library and mpirun, run this without a launcher:\nepmoe doctor",
         )
         return
     code = (
@@ -219,7 +223,7 @@ def mpi():
             "MPI",
             OPTIONAL,
             f"mpi4py {installed('mpi4py')} finds no MPI library: {last[:90]}",
-            f"for one rank a process: {install('mpi')}",
+            f"for one rank a process:\n{install('mpi')}",
         )
         return
     library = launcher.library(alone.stdout.partition(">")[2])[:50]
@@ -227,7 +231,7 @@ def mpi():
     mpirun = find_mpirun()
     if mpirun is None:
         yield Finding(
-            "mpirun", OPTIONAL, "neither next to this Python nor on PATH", f"for one rank a process: {install('mpi')}"
+            "mpirun", OPTIONAL, "neither next to this Python nor on PATH", f"for one rank a process:\n{install('mpi')}"
         )
         return
     # Open MPI refuses to run as root or with few cores; mpirun and library may still match
@@ -242,8 +246,8 @@ def mpi():
             "mpirun",
             WRONG,
             f"{mpirun} starts 2 worlds of size 1: it belongs to a different MPI than {library}",
-            f"use the mpirun of {library.split(' v')[0]}, or `pip install mpich`, which puts its mpirun "
-            "next to this Python",
+            f"use the mpirun of {library.split(' v')[0]}, or install MPICH, which puts its mpirun next to this "
+            "Python:\npip install mpich",
         )
     else:
         said = _first_words(pair.stderr + pair.stdout) if pair else "no answer in 30 s"
@@ -251,15 +255,15 @@ def mpi():
             "mpirun",
             WRONG,
             f"{mpirun} -n 2 fails: {said}",
-            f"does `{mpirun} -n 2 hostname` work? If not, that MPI is not set up; `pip install mpich` installs "
-            "one that is",
+            "does the first command work? If not, that MPI is not set up; the second one installs one that is\n"
+            f"{mpirun} -n 2 hostname\npip install mpich",
         )
 
 
 def nvshmem():
     """NVSHMEM and its Python binding, needed only between hosts (several p2p worlds)."""
     binding, library = installed("nvshmem4py-cu13"), installed("nvidia-nvshmem-cu13")
-    remedy = f"for several p2p worlds: {install('shmem')} (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, cffi)"
+    remedy = f"for several p2p worlds (nvshmem4py-cu13, nvidia-nvshmem-cu13>=3.5.21, cffi):\n{install('shmem')}"
     if binding is None or library is None:
         saw = f"nvshmem4py-cu13 {binding or 'no'}, nvidia-nvshmem-cu13 {library or 'no'}"
         return Finding("NVSHMEM", OPTIONAL, saw, remedy)
@@ -274,7 +278,7 @@ def nvshmem():
             "NVSHMEM",
             WRONG,
             f"{saw}, but no headers of {', '.join(unfound)}, which kernels need",
-            f"{install('gpu,shmem')}, or set CUDA_HOME to a CUDA 13 toolkit",
+            f"set CUDA_HOME to a CUDA 13 toolkit, or install one:\n{install('gpu,shmem')}",
         )
     return Finding("NVSHMEM", OK, saw)
 
@@ -332,16 +336,19 @@ def run(args, console=None):
     from rich.text import Text
 
     console = console or Console(highlight=False)
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
     style = {OK: "green", OPTIONAL: "dim", MISSING: "red", WRONG: "red"}
     for f in seen:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(no_wrap=True, min_width=max(map(len, style)))
+        table.add_column(no_wrap=True, min_width=max(len(f.what) for f in seen))
+        table.add_column(overflow="fold")
+        remedy, *commands = f.remedy.splitlines() or [""]
         text = Text(f.saw)
-        if f.remedy:
-            text.append(f"\n-> {f.remedy}", style="cyan")
+        if remedy:
+            text.append(f"\n-> {remedy}", style="cyan")
         table.add_row(Text(f.state, style=style[f.state]), f.what, text)
-    console.print(table)
+        console.print(table)
+        for command in commands:  # never broken, so that it can be pasted
+            console.print(f"    {command}", style="cyan", markup=False, soft_wrap=True)
     console.print(f"\n`epmoe` {'can' if able else 'cannot'} run here.", style="green" if able else "red")
     return EQUAL if able else CANNOT_RUN

@@ -52,6 +52,14 @@ def test_what_is_not_needed_is_called_optional_and_its_remedy_works_from_a_check
     assert f"pip install -e '{Path(doctor.__file__).parents[1]}[mpi]'" in mpirun.remedy
 
 
+def test_a_command_is_printed_in_one_line_that_can_be_pasted(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    command = "pip install -e '/a/long/path/to/a checkout[gpu,shmem]'"
+    found = [doctor.Finding("NVSHMEM", "wrong", "no headers", f"set CUDA_HOME, or install one:\n{command}")]
+    monkeypatch.setattr(doctor, "findings", lambda: found)
+    assert f"\n    {command}\n" in shown(capsys, "doctor")[1].out
+
+
 def test_a_machine_that_cannot_run_it_ends_with_2(capsys, monkeypatch):
     monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("Python", "wrong", "3.9", "use Python 3.10")])
     status, out = shown(capsys, "doctor", "--json")
