@@ -101,12 +101,12 @@ if loop:
         seen += us
     marks(seen)
 
-# same: every pair gets the same arrays. new: every pair gets arrays that the
-# host has not seen before. layers: eight pairs in a row whose results are
-# kept. graph: the device alone, which is the next section. host waits: for the
-# counts, and results have as many rows as came. on device and budget: the host
-# does not wait; results have room for the most rows, or for as many as the
-# caller says.
+# same: every pair gets the same arrays. new: every pair gets arrays at other
+# addresses. layers: eight pairs, each with the tokens that the one before
+# returned, and all results are kept. graph: the device alone, which is the
+# next section. host waits: for the counts, and results have as many rows as
+# came. on device and budget: the host does not wait; results have room for
+# the most rows, or for as many as the caller says.
 #
 # Compare each column with the last one. Where they differ, as under torch,
 # the caller waits for the host. Where they agree, the device decides.
