@@ -110,6 +110,8 @@ def attempt(world, seed, edits, seen_by=None, **options):
     except (ArithmeticError, LookupError, NameError, TypeError, ValueError) as error:
         # an edited kernel may raise anything
         return "error", f"{type(error).__name__}: {error}"
+    except RecursionError as error:  # the host repeats a call again and again
+        return "hang", f"RecursionError: {error}"
     return "", ""
 
 

@@ -139,6 +139,16 @@ def test_unedited_kernels_pass_with_stale_loads_too(name):
     WorldRun(WORLDS[name], kernels, 1, stale=True).go()
 
 
+def test_an_endless_retry_is_a_hang(monkeypatch):
+    class Retry:
+        def go(self):
+            self.go()
+
+    monkeypatch.setattr(hunt, "run_of", lambda *given, **options: Retry())
+    how, report = hunt.attempt(WORLDS["rows"], 0, {})
+    assert how == "hang" and report.startswith("RecursionError: ")
+
+
 @pytest.mark.parametrize(
     "name", ["a row by expert", "rows without signals, no room at first", "skip_a2a, unreduced fp16"]
 )
