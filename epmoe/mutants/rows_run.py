@@ -29,7 +29,7 @@ from epmoe.device.telling import HEADER
 from epmoe.fused_a2a.buffer import Buffer
 from epmoe.host.memory_pool import Arrangement
 from epmoe.kernels import LaunchConfig
-from epmoe.kernels.rows import mailbox
+from epmoe.kernels.rows import mailbox, wait
 from epmoe.kernels.rows.shape import parameter_block
 from epmoe.layout import ABSENT
 from epmoe.mutants import rows_bad_ids
@@ -78,7 +78,7 @@ class RowsRun:
             world.n_ranks,
             seed=seed,
             racecheck=racecheck,
-            expire_waits=bool(world.absent),
+            expire_waits=bool(world.left_out),
             **simulation | (dict(stale=True) if world.stale else {}),
         )
         self.machine = self.local.machine
@@ -109,7 +109,7 @@ class RowsRun:
         if self.world.crowded:
             return self._go_crowded(buffer, functions[0], inputs)
         results = CALLS[self.world.kind](self.world, inputs, functions, lambda: self._in_flight(buffer))
-        if self.world.absent:
+        if self.world.left_out:
             return self._check_expired(buffer)
         buffer.check()
         buffer.placing.let_go()
@@ -160,7 +160,7 @@ class RowsRun:
                 if self.world.limit is None and len(columns) == 4:
                     columns = columns[:3]  # the host was told tokens_per_expert
                 columns = [column for column in columns if column is not None]
-                for rank in set(self.local.ranks) - set(self.world.absent):
+                for rank in set(self.local.ranks) - set(self.world.left_out):
                     self._read(rank, [column[rank] for column in columns])
             return results
 
@@ -191,7 +191,7 @@ class RowsRun:
         lenders = [*(r.arena for r in buffer.ranks), *buffer.heaps.values()]
         for lender in lenders:
             lender.lend = lambda *what, lend=lender.lend: kept.append(lend(*what)) or kept[-1]
-        if self.world.absent:
+        if self.world.left_out:
             self._leave_out(buffer)
         self.flying = True
         try:
@@ -205,28 +205,48 @@ class RowsRun:
         self.machine.synchronize()
 
     def _leave_out(self, buffer):
-        prepared, self.words, absent = self.machine.prepared, [0] * parameter_block(1).n_words, self.world.absent
+        prepared, self.words, world = self.machine.prepared, [0] * parameter_block(1).n_words, self.world
+
+        def prepared_unless_absent(kernel, grid, *what, **how):
+            rank = what[-1]
+            return self if rank in world.absent else prepared(kernel, 1 if rank in world.mute else grid, *what, **how)
+
         buffer.changed()
-        self.machine.prepared = lambda *what, **how: self if what[-1] in absent else prepared(*what, **how)
+        self.machine.prepared = prepared_unless_absent
 
     def start(self, *words):
         """Do nothing, as the launch of an absent rank."""
 
     def _check_expired(self, buffer):
         """The first call without all ranks must have expired, and later calls must not have begun."""
-        epoch = int(buffer.ranks[0].words.read(np.uint64, (1,), mailbox.EPOCH)[0]) + 1
+        left_out = self.world.left_out
+        rank = min(set(self.local.ranks) - set(left_out))
+        epoch = int(buffer.ranks[rank].words.read(np.uint64, (1,), mailbox.EPOCH)[0]) + 1
         try:
             buffer.check()
         except PeerTimeout:
-            note = buffer.layout.mailbox(epoch & 1, 0) + mailbox.PLACES
-            places = buffer.control.buffers[self.world.absent[0]].read(np.uint64, (3,), note)
+            self._check_late_ranks(buffer)
+            note = buffer.layout.mailbox(epoch & 1, rank) + mailbox.PLACES
+            places = buffer.control.buffers[left_out[0]].read(np.uint64, (3,), note)
             # combine's probs use it, but no later cached dispatch does
             if not places[2] & np.uint64(2**32 - 1):
                 raise Leftover(
                     f"the note of epoch {epoch} belongs to a later call, which went on after a wait had expired"
                 ) from None
             return
-        raise WrongResult("no wait expired, though a rank was absent")
+        raise WrongResult("no wait expired, though a rank was absent or mute")
+
+    def _check_late_ranks(self, buffer):
+        """Next to mute ranks, every other rank must have waited for their rows, and must name one of them."""
+        mute = self.world.mute
+        for r in buffer.ranks if mute else ():
+            phase, waited_for, late = r.words.read(np.int32, (3,), mailbox.STATUS).tolist()
+            expected = phase == wait.ROWS_COMBINE and waited_for == wait.FOR_WINDOW and late in mute
+            if r.rank not in mute and not expected:
+                raise WrongResult(
+                    f"status of rank {r.rank} begins with {phase}, {waited_for}, {late}; it must be "
+                    f"{wait.ROWS_COMBINE}, {wait.FOR_WINDOW} and one of the mute ranks {mute}"
+                )
 
     def _check_memory(self, buffer):
         for r in buffer.ranks:

@@ -111,6 +111,8 @@ ROWS_WORLDS = (
     RowsWorld("rows without signals, late", "rows", tokens=(4, 3), shape=(5, 32), slow=(0,), between=True),
     RowsWorld("rows without signals, stale loads", "rows", tokens=(3, 4), stale=True),
     RowsWorld("rows without signals, absent peer", "rows", tokens=(3, 4), absent=(1,)),
+    RowsWorld("rows without signals, ranks 0 and 2 mute", "rows", tokens=(2, 4, 1, 4), mute=(0, 2)),
+    RowsWorld("rows without signals, ranks 1 and 3 mute", "rows", tokens=(4, 1, 4, 2), mute=(1, 3)),
     RowsWorld("rows without signals, no room at first", "rows", tokens=(4, 3), shape=(6, 32), asks=True),
     RowsWorld("rows without signals, a rank with more", "rows", tokens=(3, 7), shape=(4, 32), slow=(1,)),
     RowsWorld("rows without signals behind more", "rows", tokens=(4, 6), local=3, top_k=3, shape=(4, 32), few=4,

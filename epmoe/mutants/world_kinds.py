@@ -80,7 +80,8 @@ class RowsWorld(SmallWorld):
     sent as blockwise FP8. local: experts of a rank. combines: more combines in a row, and cached dispatches. on_device:
     also dispatches that the device counts, in flight together. slow: ranks that are far slower than the others.
     full_heap: ranks without free memory for results. asks: there is room for one token of each rank
-    before the first call. bad_ids: invalid and repeated ids, in device memory. absent: as in World.
+    before the first call. bad_ids: invalid and repeated ids, in device memory. absent: as in World. mute: ranks that
+    launch only their leader block from the first combine on: they begin calls, but send no rows.
     pairs: tokens are pairs of e4m3 values and scales. dtype: of the first rows that are summed. from_expert: a rank's
     experts below it get nothing. trace: with stamps. stale: strong loads return older values. brief: one call of each
     kind. between: combines, and between them dispatches of at most `few` tokens of a rank. wide: columns of these
@@ -104,6 +105,7 @@ class RowsWorld(SmallWorld):
     asks: bool = False
     bad_ids: bool = False
     absent: tuple = ()
+    mute: tuple = ()
     pairs: bool = False
     dtype: str = "bfloat16"
     from_expert: int = 0
@@ -119,6 +121,11 @@ class RowsWorld(SmallWorld):
     @property
     def n_ranks(self):
         return len(self.tokens)
+
+    @property
+    def left_out(self):
+        """Ranks for which the others' waits must expire."""
+        return self.absent or self.mute
 
     @property
     def n_experts(self):

@@ -149,6 +149,18 @@ def test_an_endless_retry_is_a_hang(monkeypatch):
     assert how == "hang" and report.startswith("RecursionError: ")
 
 
+@pytest.mark.parametrize("muted", ["0 and 2", "1 and 3"])
+def test_an_expired_wait_for_lamport_rows_that_names_a_wrong_rank_is_noticed(muted):
+    file, name = "rows/small/lamport.py", f"rows without signals, ranks {muted} mute"
+    source = edited_kernels.source_of(file)
+    right = "i32(1) if is_late(seen[1], tag) else i32(2) if is_late(seen[2], tag)"
+    wrong = "i32(2) if is_late(seen[1], tag) else i32(1) if is_late(seen[2], tag)"
+    assert right in source
+    assert hunt.attempt(WORLDS[name], 0, {}) == ("", "")
+    how, report = hunt.attempt(WORLDS[name], 0, {file: source.replace(right, wrong)})
+    assert how == "wrong" and "one of the mute ranks" in report
+
+
 @pytest.mark.parametrize(
     "name", ["a row by expert", "rows without signals, no room at first", "skip_a2a, unreduced fp16"]
 )
