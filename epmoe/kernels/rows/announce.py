@@ -7,7 +7,7 @@ order earlier launches of this rank before the places. The rest needs no fence.
 """
 
 from epmoe.device import (block_dim, device_fn, fence_acq_rel_sys, i32, lane_id, load_i32, red_add_release_sys_i32,
-                          shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64)
+                          shared_array, shfl_idx, st_relaxed_sys_u64, syncthreads_or, thread_idx, u64, uint64)
 
 from .. import stamps
 from ..bits import split
@@ -145,13 +145,14 @@ def awaiting(shape, phase, part, *, acquires=True):
 
 
 def beginning(shape, mark, small):
-    """Device function begin(call, announced, shared_epoch) -> (call with its number, prepared), with a handle.
+    """Device function begin(call, announced) -> (call with its number, whether its kernel goes on), with a handle.
 
-    small: None, or namespace for small batches. prepare(call) -> prepared: before the number is known. fits(announced):
-    whether this is a small batch, the same on all ranks. rest(call, announced, prepared): the rest of the call.
+    small: None, or namespace for small batches, whose calls end here. prepare(call) -> prepared: before the number is
+    known. fits(announced): whether this is one, the same on all ranks. rest(call, announced, prepared): the rest.
     """
     (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
-    announce_rank, prepare = early(shape, "without_counts"), small.prepare if small else device_fn(lambda call: None)
+    has_small, announce_rank = small is not None, early(shape, "without_counts")
+    prepare = small.prepare if has_small else device_fn(lambda call: None)
 
     @by_threads
     def load_counts(i, counts, announced):
@@ -162,14 +163,20 @@ def beginning(shape, mark, small):
         announced[src_rank * n_words + mailbox.COUNTS + dst_rank] = i32(load_i32(u64(counts) + u64(4) * u64(i)))
 
     @device_fn
-    def begin(call, announced, shared_epoch):
+    def begin(call, announced):
         mark(call.params, stamps.START)
-        at_entry = begin_call(call.params, shared_epoch)
+        at_entry = begin_call(call.params, shared_array(1, uint64))
         if calls.is_notify_warp():
             announce_rank(call)
         load_counts(ranks * ranks, call.params[p.counts], announced)
         prepared = prepare(call)
-        return calls.share_epoch(call, at_entry), prepared
+        call = calls.share_epoch(call, at_entry)
+        if calls.is_over(call):
+            return call, False
+        if has_small and small.fits(announced):
+            small.rest(call, announced, prepared)
+            return call, False
+        return call, True
 
     return begin
 

@@ -16,8 +16,7 @@
 
 from functools import lru_cache
 
-from epmoe.device import (block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64,
-                          uint64)
+from epmoe.device import block_idx, device_fn, grid_dim, i32, int32, kernel, shared_array, syncthreads_or, u32, u64
 
 from .. import stamps
 from ..params import CACHED
@@ -48,20 +47,16 @@ def n_pushing(shape):
 def combine_kernel(shape):
     """Makes the kernel. All blocks of all ranks must be resident; at least two a rank, as one may only lead."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    small = small_batch.combining(shape, mark) if shape.lamport else None
-    begin, has_small = announce.beginning(shape, mark, small), bool(shape.lamport)
+    begin = announce.beginning(shape, mark, small_batch.combining(shape, mark) if shape.lamport else None)
     await_announcements = announce.awaiting(shape, wait.ROWS_COMBINE, "without_counts")
     flags, n_announced = copy.flags(shape, wait.ROWS_COMBINE), mailbox.numbers_announced(shape.n_ranks)
     pushing_blocks, push_rows, reduce_rows = n_pushing(shape), push.make(shape, flags), reduce.make(shape, flags)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_combine(params, num_tokens, my_rank):
-        announced, shared_epoch = shared_array(n_announced, int32), shared_array(1, uint64)
-        call, prepared = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
-        if calls.is_over(call):
-            return
-        if has_small and small.fits(announced):
-            small.rest(call, announced, prepared)
+        announced = shared_array(n_announced, int32)
+        call, goes_on = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced)
+        if not goes_on:
             return
         calls.signal_begun(call)
         if not await_announcements(call, announced):

@@ -199,20 +199,16 @@ def receive_kernel(shape):
 def resend_kernel(shape):
     """Makes the kernel of a dispatch whose layout is in a handle."""
     mark, (_, end_call) = stamps.make(shape.trace, BLOCK), calls.begin_and_end(shape.n_ranks)
-    has_small, expert_major = bool(shape.lamport), shape.expert_major
-    small = small_batch.resending(shape, mark) if has_small else None
-    begin = announce.beginning(shape, mark, small)
+    begin = announce.beginning(shape, mark, small_batch.resending(shape, mark) if shape.lamport else None)
+    expert_major = shape.expert_major
     await_announcements = announce.awaiting(shape, wait.ROWS_DISPATCH, "without_counts")
     (send_rows, finish_rows), n_announced = sending_and_finishing(shape, mark), mailbox.numbers_announced(shape.n_ranks)
 
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_resend(params, num_tokens, my_rank):
-        announced, shared_epoch = shared_array(n_announced, int32), shared_array(1, uint64)
-        call, prepared = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced, shared_epoch)
-        if calls.is_over(call):
-            return
-        if has_small and small.fits(announced):
-            small.rest(call, announced, prepared)
+        announced = shared_array(n_announced, int32)
+        call, goes_on = begin(calls.Call(params, num_tokens, my_rank, u64(calls.OVER)), announced)
+        if not goes_on:
             return
         if expert_major:
             calls.signal_begun(call)
