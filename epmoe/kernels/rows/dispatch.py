@@ -11,31 +11,32 @@ than sending blocks, all warps of these blocks send first. Rows may be encoded (
 2. Small batches (at most RowsShape.lamport tokens on every rank) are sent as Lamport rows, on a path of their own that
    ends the call (small/dispatch.py): every word is its own ready flag, and a receiver polls a row's words until all
    have come. Expert-major also expands them as they arrive (small/by_expert.py). If some rank has more tokens, or room
-   for fewer rows than all ranks have tokens, all ranks leave this path and go on with step 4, their rows numbered.
+   for fewer rows than all ranks have tokens, all ranks go on with step 4, rows numbered (expert-major: by step 3).
 3. Number the rows (layout.py): the n-th of this rank's tokens that go to a rank is the n-th row that this rank sends
-   there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Meanwhile the leader block announces
-   this rank, and then how many tokens each expert gets (announce.py).
+   there. The handle's row_of [T, R] has the numbers, -1 where a token does not go. Blocks count in shared arrays
+   (`scratch`). Meanwhile the leader block announces this rank, and how many tokens each expert gets (announce.py).
 4. Wait (ld.acquire.sys) for the announcements of all ranks, which were stored with st.relaxed.sys after a
    fence.acq_rel.sys. Each block keeps their numbers (`announced`). They tell where this rank's rows begin at each rank.
-5. Send (send.py) each row to its final place. If some rank has no room to receive all its rows (capacity), nobody
-   sends. This happens only in calls whose hosts wait: they make room and repeat the call. If there are more tokens than
-   blocks that send, warps claim parts of all tokens. Before a warp reads the numbers of another block's token, it waits
-   until all blocks have numbered theirs.
+5. Send (send.py) each row to its final place, with its metadata (ids, probs, scales). If some rank has no room to
+   receive all its rows (capacity), nobody sends. This happens only in calls whose hosts wait: they make room and repeat
+   the call. If there are more tokens than blocks that send, warps claim parts of all tokens. Before a warp reads the
+   numbers of another block's token, it waits until all blocks have numbered theirs.
 6. Meanwhile the leader block waits for the numbers of tokens by expert, and records the counts in the handle.
    Expert-major, it also records where experts' rows begin, and whether they and their padding exceed num_rows
-   (overflow); rows from num_rows on are dropped. If the host waits for the counts, the leader block also stores them in
-   host memory (handle.py).
+   (overflow). Rows from num_rows on are dropped: their output row is -1 in expand.py (_expert_rows) and in
+   small/by_expert.py (kept). If the host waits for the counts, the leader block stores them in host memory (`told`),
+   and then told_number, for which the host polls (handle.py).
 7. Finish. A receiver learns in one of two ways that rows have arrived:
    Counters (by_counters): when a sending block has written its rows, if any, it passes a barrier and adds one to its
    rank's counter at every rank (red.release.sys). The leader block waits until each counter has reached the number of
    blocks that its rank has announced (ld.acquire.sys).
-   Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). The other warps wait
-   until the leader block has recorded where experts' rows begin (RECORDED, st.release.gpu), and expand the parts that
-   have arrived (ld.acquire.sys; expand.py). Rows of a rank to itself stay in the input unless they are encoded: only
-   their metadata travels, with the flag of part 0.
+   Flags (by_flags), expert-major: senders raise a flag for each part of a row (st.release.sys). The leader block sets
+   RECORDED in expand_rows (st.release.gpu), when `record` has written where experts' rows begin. Other warps wait for
+   it, and expand the parts that have arrived (ld.acquire.sys; expand.py). Rows of a rank to itself stay in the input
+   unless they are encoded: only their metadata travels, with the flag of part 0.
 8. The leader block ends the call when all ranks have announced themselves (step 4) and all blocks of this rank have
-   begun: its counter shows that, in expert-major BEGUN. There other blocks may still expand: results are complete when
-   the launch has ended.
+   begun: its counter shows that, in expert-major BEGUN (signal_begun before step 4, leader_awaits_begun after step 6).
+   There other blocks may still expand: results are complete when the launch has ended.
 
 Two more kernels. rows_resend is a cached dispatch: it takes numbers and counts from a handle. It announces this rank,
 without counts, in step 1, and has no steps 3 and 6. rows_receive only expands. An expert-major dispatch whose host
@@ -74,10 +75,11 @@ def dispatch_kernel(shape):
     @kernel(max_threads=shape.threads, words=BLOCK.n_words)
     def rows_dispatch(params, num_tokens, my_rank):
         announced, scratch, shared_epoch = shared_array(n_announced, int32), allocate(), shared_array(1, uint64)
-        mark(params, stamps.START)
+        mark(params, stamps.START)                      # a stamp of the time, if shape.trace
+        # the call's number: here OVER means that it has not begun, later that this block is done or a wait has expired
         call = calls.Call(params, num_tokens, my_rank, u64(calls.OVER))
-        at_entry = begin_call(params, shared_epoch)                      # 1
-        # a kernel with the path for small batches gets no others (lamport.rows_for), unless simulated ranks share it
+        at_entry = begin_call(params, shared_epoch)     # 1: has a wait expired, last call's number; only in thread 0
+        # on GPUs, kernels of ranks with more tokens lack this path (lamport.rows_for); simulated ranks share a kernel
         if has_small and (not SIM or num_tokens <= most_small):
             epoch = dispatch_small(call, at_entry, announced, scratch)   # 2
         else:
