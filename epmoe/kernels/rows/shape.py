@@ -32,8 +32,8 @@ class Tuning:
     copied: Sending = Sending(tenths=3, at_once=2, parts=4)     # 48 SMs 267 us; 4 tenths 281, and one part at once 302
     encoded: Sending = Sending(tenths=5, at_once=1, parts=2)    # fp8, 24 SMs 352 us; with the numbers above 461
     send_parts: int = 7             # the fewest of a row, so that all warps end at about the same time; 4: the same
-    useful_parts: int = 4096        # parts of rows that a rank's warps have use for
-    many: tuple = 1024, 512         # from so many tokens on, threads of a block, also in combine; 4096: 177 us, 177.5 with 1024
+    useful_parts: int = 4096        # of rows, for a rank's warps; fp8, 1024 tokens 73 us, 65 with 8192; 24 SMs 110, 122
+    many: tuple = 1024, 512         # from so many tokens on, threads of a block; combine, too; 177 us, 177.5 with 1024
     many_to_expand: tuple = 4096, 512   # by expert, unless encoded; 263 us, 287 with 1024
 
     # Combine: "Few SMs: combine pushes whole rows"
@@ -46,17 +46,17 @@ class Tuning:
     many_blocks: int = 64           # fewer are few, and push whole rows; 24 SMs have all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals", "Lamport rows of up to 1024 tokens of all ranks"
-    few_to_send: tuple = 128, 256   # up to so many tokens, threads of a block; as fast as 512, 1024 are slower
+    few_to_send: tuple = 128, 256   # up to so many tokens, threads of a block; 512 as fast, 1024 slower (512 tokens: 36, 42)
     few_to_combine: tuple = 32, 512     # 512 tokens: 37.3 us, 34.7 with 1024
     few_to_expand: tuple = 16, 512  # one token: 15.1 us, 14.7 with 256, 17.5 with 1024; 128: 25.6, 27.1, 28.9
     lamport_tokens: int = 128       # of a rank, for any number of ranks; 25.8 / 24.5 us, 27.0 / 28.9 with signals
     lamport_rows: int = 1024        # tokens of all ranks, with many_blocks; 2 x 256: 22.6 / 21.3 us, 29.7 / 29.2
-    lamport_bytes: int = 64 << 20   # the most of the windows of one parity
+    lamport_bytes: int = 64 << 20   # the most of the windows of one parity; not timed
     lamport_send_tenths: int = 3    # of the blocks; half of them: fp8 20.1 us instead of 21.5
-    expert_send_tenths: int = 10    # of the blocks, by expert; all of them receive, too
-    shared_bytes: int = 36 << 10    # of a block, by expert: for bits of all experts and numbers of rows of all ranks
-    bits_word: int = 32             # tokens whose bits a word holds, at most 32
-    bits_word_of_few: int = 8       # tokens of a word that are looked at together, if there are no more
+    expert_send_tenths: int = 10    # by expert; all blocks also receive; 128 tokens: 25.1 us, 28.4 with 5, 27.5 with 3
+    shared_bytes: int = 36 << 10    # of a block, by expert: bits of experts and numbers of rows of all ranks; not timed
+    bits_word: int = 32             # tokens whose bits a word holds, at most 32; not timed
+    bits_word_of_few: int = 8       # tokens of a word that are looked at together, if there are no more; not timed
 
     def most_small(self, n_ranks, n_blocks) -> int:
         """The most tokens of a rank in a small batch, if there is room for them (lamport.py)."""
@@ -143,8 +143,8 @@ FIELDS = (
     (FIRST, MAX_PLACES), ("capacity", 1),
     ("x", 1), ("ids", 1), ("probs", 1), ("scales", 1), ("row_of", 1), ("counts", 1), ("info", 1),
     ("tokens_per_expert", 1), ("row_of_expert", 1), ("expert_base", 1), ("expert_rows", 1), ("expert_row", 1),
-    ("overflow", 1), ("num_rows", 1), ("out_rows", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1), ("out_scales", 1),
-    ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
+    ("overflow", 1), ("num_rows", 1), ("out_rows", 1), ("pad_multiple", 1), ("out", 1), ("out_probs", 1),
+    ("out_scales", 1), ("sources", MAX_PLACES), ("targets", MAX_PLACES), ("word_counts", MAX_PLACES),
     ("told", 1), ("told_number", 1))
 
 
