@@ -1,4 +1,4 @@
-"""Bits of masks, shares of work (what a number stands for), sums over a block, and loads that are in flight together."""
+"""Bits of masks, shares of work (what a number stands for), sums over a block, and loads in flight together."""
 
 from epmoe.device import (block_idx, device_fn, ffs, grid_dim, i32, lane_id, n_warps, shfl_idx, shfl_xor, syncthreads,
                           u32, warp_id, warp_inclusive_sum_i32)

@@ -24,8 +24,8 @@ def narrow(wide):
 def make(n_experts, top_k, id_bytes=4):
     """Namespace "ids" of device functions over topk_ids [num_tokens, top_k] of int32 or int64, id_bytes 4 or 8.
 
-    read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that does.
-    load(topk_ids, token, lane): the id at k = lane; -1 for lanes past top_k.
+    read(topk_ids, i): id i of the list of all tokens' ids, as int32; one that does not fit becomes the nearest that
+    does. load(topk_ids, token, lane): the id at k = lane; -1 for lanes past top_k.
     clean(value, group, lane) -> the id, or -1 if it is outside [0, n_experts) or a lower lane of the group has it, too.
         A group is the lanes of one token; a warp may hold several.
     record(value, cleaned, token, lane, status): counts the ids, not the tokens, that `clean` refused, except -1 itself.

@@ -116,8 +116,8 @@ class KernelCall:
     as int32, which dispatch writes for combine.
     format_handler: the arrays that the token format writes, then their capacity in rows. row_offsets: uint32
     [n_groups + 1], expert_ids: int32 [n_groups], src_info: int32 [capacity, 2], recv_counts: int32 [n_local_experts,
-    n_src_ranks], or 0. output_tokens: combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without weights.
-    router_weights: float32 [num_tokens, top_k], with a kernel made for an array.
+    n_src_ranks], or 0. output_tokens: combine_dtype [num_tokens, hidden], or [num_tokens, top_k, hidden] without
+    weights. router_weights: float32 [num_tokens, top_k], with a kernel made for an array.
 
     compile: function (weights_types, epilogue_types) -> compiled kernel. size: function (blocks, threads, num_tokens)
     -> (blocks, threads) that a launch takes, at most the given ones. programmatic: whether a launch may begin before

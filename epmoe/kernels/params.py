@@ -183,5 +183,5 @@ def in_turn(n, step):
         earlier, last = in_turn(n - 1, step), step(n - 1)
         return device_fn(lambda value, *arguments: last(earlier(value, *arguments), *arguments))
     earlier, (a, b, c, d) = in_turn(n - 4, step), map(step, range(n - 4, n))
-    return device_fn(lambda value, *arguments: d(c(b(a(earlier(value, *arguments), *arguments), *arguments), *arguments),
-                                                 *arguments))
+    return device_fn(lambda value, *arguments: d(c(b(a(earlier(value, *arguments), *arguments), *arguments),
+                                                 *arguments), *arguments))

@@ -1,7 +1,7 @@
 """Prefetches: memory is requested early, so that it is in the L2 cache when it is needed. No thread waits for them.
 
-With cold caches the first access to a sector takes most of a microsecond. A kernel that reads its ids, counters and rows
-one after another pays this for each.
+With cold caches the first access to a sector takes most of a microsecond. A kernel that reads its ids, counters and
+rows one after another pays this for each.
 """
 
 from epmoe.device import prefetch, u64

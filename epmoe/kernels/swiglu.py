@@ -6,8 +6,8 @@ inside, one rounding at the end. exp is not exactly rounded: results agree with 
 (FP8: one code), and are no part of the bit-exact promise.
 """
 
-from epmoe.device import (abs_f32, add_rn, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32, kernel, lane_id, load16,
-                          load_i32, max_f32, mul_rn, n_warps, store16, store_f32, sub_rn, u64, warp_id)
+from epmoe.device import (abs_f32, add_rn, block_idx, device_fn, div_rn, exp, f32, grid_dim, i32, kernel, lane_id,
+                          load16, load_i32, max_f32, mul_rn, n_warps, store16, store_f32, sub_rn, u64, warp_id)
 from epmoe_ref.config import EPConfig
 from epmoe_ref.errors import EPValueError
 
@@ -33,9 +33,9 @@ def fused_silu_kernel(cfg: EPConfig, launch: LaunchConfig | None = None, *, inte
                       output_format: str = "bf16", limit: float | None = None, alpha: float = 1.702) -> KernelCall:
     """Makes a kernel that turns rows [capacity, 2 intermediate] bf16 into rows [capacity, intermediate] bf16 or e4m3.
 
-    It is started with the words of BLOCK. Rows [0, row_offsets[n_groups]) are written, padding rows between groups included
+    It is started with the words of BLOCK. Rows [0, row_offsets[n_groups]) are written, padding between groups included
     (what comes out of unspecified rows is unspecified). output_scales: with e4m3 output, float32 [intermediate / 128,
-    capacity], transposed, rows as in the input; so the padded row_offsets of an fp8_blockwise dispatch give the padded layout.
+    capacity], transposed, rows as in the input. The padded row_offsets of an fp8_blockwise dispatch give this layout.
 
     gate * sigmoid(gate) * up; with a limit L, (u + 1) * g * sigmoid(alpha * g) of g = min(gate, L) and
     u = clamp(up, -L, L). NaN passes through. output_format: "bf16", or "fp8_blockwise": e4m3 and a float32 scale,

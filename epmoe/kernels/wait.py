@@ -24,7 +24,7 @@ def gives_up(status, since, timeout_ns):
 
 
 def until(load, has_come, number):
-    """Device function wait(address, wanted, status, timeout_ns, what, index) -> (whether it came, the last word loaded).
+    """Device function wait(address, wanted, status, timeout_ns, what, index) -> (whether it came, last word loaded).
 
     has_come(word, wanted): whether the wait is over. If it expires, it records what (phase, FOR_...), index and
     number(word) in the status region.
@@ -46,15 +46,15 @@ def until(load, has_come, number):
     return wait
 
 
-_until_below = until(device_fn(lambda word: u64(ld_acquire_sys_u64(word))), device_fn(lambda seen, below: seen < u64(below)),
-                     device_fn(lambda word: i32(-1)))
+_until_below = until(device_fn(lambda word: u64(ld_acquire_sys_u64(word))),
+                     device_fn(lambda seen, below: seen < u64(below)), device_fn(lambda word: i32(-1)))
 _until_equal = until(device_fn(lambda word: ld_relaxed_gpu_i32(word)), device_fn(lambda seen, wanted: seen == wanted),
                      device_fn(lambda word: word))
 
 
 @device_fn
 def wait_below(word, below, call, phase, waited_for, index):
-    """Waits until a recv_count word is below a number; returns it, acquired at system scope, or MAX_FINITE if it gave up.
+    """Waits until a recv_count word is below a number. Returns it, acquired at system scope; MAX_FINITE if it gave up.
 
     below: ANNOUNCED, to wait until the messages have arrived, or MAX_FINITE, to wait for their number. call: a record
     with status and timeout_ns.

@@ -41,12 +41,12 @@ class KernelFormat(NamedTuple):
     direct: the payload is the input row as it is, byte for byte, so a copy replaces `encode_part`.
     outputs(cfg, capacity): {name: (shape, dtype)} of the handler's arrays for `capacity` rows, all groups with padding.
     output_fields: their names.
-    encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): makes the payload at dst_payload of the bf16 row
-        [hidden] at src_row, padding bytes 0: part 0..n_parts-1 of it, by a warp each; encode_parts: the most parts that
-        have work. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel runs.
-    decode(payload, out, place, part, n_parts, lane): a warp decodes part 0..n_parts-1 of one payload to the same part of
-        the output row at `place` (RowPlace). decode_parts: the most parts that have work. Reads the payload by ordinary
-        loads, so a peer's bytes are seen once its signal is acquired.
+    encode_part(src_row, dst_payload, input_scale, part, n_parts, lane): makes the payload at dst_payload of the bf16
+        row [hidden] at src_row, padding bytes 0: part 0..n_parts-1 of it, by a warp each; encode_parts: the most parts
+        that have work. Both are global addresses, 16-byte aligned. Nobody may write the row while the kernel runs.
+    decode(payload, out, place, part, n_parts, lane): a warp decodes part 0..n_parts-1 of one payload to the same part
+        of the output row at `place` (RowPlace). decode_parts: the most parts that have work. Reads the payload by
+        ordinary loads, so a peer's bytes are seen once its signal is acquired.
     pad_rows: a group's row count is rounded up to a multiple of it.
     begin_group(out, group, group_start, tiles_before): writes scales_offset[group], by any thread, once.
     finish_group(out, n_rows, tiles_before, lane): zero scale bytes for the rows past a group's n_rows in its last tile.

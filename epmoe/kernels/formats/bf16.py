@@ -31,5 +31,5 @@ def make(cfg) -> KernelFormat:
     def outputs(cfg, capacity):
         return {"output_tokens": ((capacity, cfg.hidden), np.dtype(ml_dtypes.bfloat16))}
 
-    return KernelFormat(token_size, token_size == row_bytes, outputs, ("output_tokens",), encode_part, most_parts(row_bytes),
-                        decode, most_parts(row_bytes))
+    return KernelFormat(token_size, token_size == row_bytes, outputs, ("output_tokens",), encode_part,
+                        most_parts(row_bytes), decode, most_parts(row_bytes))

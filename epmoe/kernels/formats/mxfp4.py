@@ -1,7 +1,7 @@
 """MXFP4 tokens with "even" scales: row-major scales, or the slot layout of fuse_a_scale_preshuffle.
 
-In the slot layout every expert has a slot of a fixed number of rows for its scales. Scale (slot, row mn, column k), with
-KS = hidden / 32 columns and Mpad rows a slot, is byte
+In the slot layout every expert has a slot of a fixed number of rows for its scales. Scale (slot, row mn, column k),
+with KS = hidden / 32 columns and Mpad rows a slot, is byte
 slot Mpad KS + (mn // 16) % 2 + 2 ((k // 4) % 2) + 4 (mn % 16) + 64 (k % 4) + 256 (k // 8) + 32 KS (mn // 32).
 """
 

@@ -1,8 +1,8 @@
 """NVFP4, MXFP4 and MXFP8 tokens: low-precision values, and scale bytes in 5-D tiles.
 
-A tile has 128 rows, by 4 scales to an atom of 512 bytes. Shape [tiles, n_words, 32, 4, 4] with n_words = hidden / (4 V):
-the four scale bytes of (row r, columns 4 V j ...) are the word at [r // 128, j, r % 32, (r % 128) // 32]. Rows count from
-the group's start, and every group starts a tile.
+A tile has 128 rows, by 4 scales to an atom of 512 bytes. Shape [tiles, n_words, 32, 4, 4] with n_words =
+hidden / (4 V): the four scale bytes of (row r, columns 4 V j ...) are the word at [r // 128, j, r % 32, (r % 128) //
+32]. Rows count from the group's start, and every group starts a tile.
 """
 
 import ml_dtypes
@@ -121,7 +121,7 @@ def make(cfg) -> KernelFormat:
     def outputs(cfg, capacity):
         value_type = ml_dtypes.float8_e4m3fn if kind == "mxfp8" else np.uint8
         scale_type = ml_dtypes.float8_e4m3fn if kind == "nvfp4" else ml_dtypes.float8_e8m0fnu
-        n_tiles = (capacity + (TILE_ROWS - 1) * cfg.n_groups) // TILE_ROWS     # each group can leave 127 rows of one unused
+        n_tiles = (capacity + (TILE_ROWS - 1) * cfg.n_groups) // TILE_ROWS     # a group can leave 127 rows unused
         return {"output_tokens": ((capacity, value_bytes), np.dtype(value_type)),
                 "output_scales": ((n_tiles, n_words, 32, 4, 4), np.dtype(scale_type)),
                 "scales_offset": ((cfg.n_groups,), np.dtype(np.uint32))}

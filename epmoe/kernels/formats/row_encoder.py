@@ -54,7 +54,7 @@ def encode_row(hidden: int, group: int, quantise, clear_rest):
 def with_scales(group: int, scale_of, store_values, store_scale=store_u8, scale_bytes=1):
     """quantise for a format that has, for each group of `group` elements, a scale of scale_bytes bytes.
 
-    scale_of(absmax, input_scale) -> (scale, factor of the group's values). store_values(dst_payload, chunk, ab, factor).
+    scale_of(absmax, input_scale) -> (scale, factor of its values). store_values(dst_payload, chunk, ab, factor).
     """
     group_lanes = group // LANE_ELEMENTS
     shift = group_lanes.bit_length() - 1

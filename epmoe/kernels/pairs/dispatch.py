@@ -134,8 +134,8 @@ def _compile_wait(build):
 
 @lru_cache(CACHED)
 def _compile_fused(build):
-    begin, send_tokens, receiving = peers.beginning(build, parameter_block(build.cfg)), _sending(build), receive.make(build)
-    senders_of, mark = _senders_of(build), stamps.make(build.trace)
+    begin, send_tokens = peers.beginning(build, parameter_block(build.cfg)), _sending(build)
+    receiving, senders_of, mark = receive.make(build), _senders_of(build), stamps.make(build.trace)
     batch = send.batch_of(build.cfg, build.tuning)
     may_send_first = build.cfg.max_tokens_per_rank > build.tuning.turns_from * batch
 

@@ -34,8 +34,8 @@ def make(cfg):
 
     n_bytes: of a message. at(recv_buf, segment, slot): its place.
     n_vectors: 16-byte vectors of a trailer, at most 32: one a lane.
-    vector(i, token, reference, expert): vector i of a trailer, which may be another one in each lane, by a warp. expert:
-        the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
+    vector(i, token, reference, expert): vector i of a trailer, which may be another one in each lane, by a warp.
+        expert: the cleaned id at the k of this lane, -1 from top_k on. reference: the second word of src_info.
     store_vector(place, i, q): vector i of the message's trailer.
     store_trailer(place, token, expert): a warp stores the trailer of a message with a payload of its own.
     load_src_info(place) -> (token, reference). load_id(place) -> the id at the k of this lane; it does not wait for the

@@ -53,8 +53,8 @@ def make(cfg):
     recv_buf(call, rank): address of that rank's recv_buf; for a far rank, this rank's own, which names it in puts.
     signal(call, rank, index, count): writes count into word `index` of that rank's recv_count. A thread that acquires
         the word sees what this thread has written, or acquired from other threads, and completed puts.
-    write_word(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any order.
-    crosses: whether there are far ranks. is_far(call, rank): whether the rank is one. For far ranks only:
+    write_word(call, rank, index, value): writes value into word `index` of recv_count of a near rank, without any
+    order. crosses: whether there are far ranks. is_far(call, rank): whether the rank is one. For far ranks only:
     put(place, staged, n_bytes, rank): a warp copies n_bytes from `staged`, in symmetric memory, to the place in a far
         rank's memory. It returns when they are there. Needs a syncwarp before it if other lanes wrote the bytes.
     """

@@ -77,7 +77,7 @@ def _weights_of(build):
 
 
 def _sums(build, take, vectors):
-    """Device function (call, flags, rows, w) -> (fma(w, x, sum) over k ascending from +0.0, whether all rows arrived)."""
+    """Device function (call, flags, rows, w) -> (fma(w, x, sum) over k ascending from +0.0, whether all arrived)."""
     top_k = build.cfg.top_k
 
     def adding(j):

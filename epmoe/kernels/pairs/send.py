@@ -13,8 +13,8 @@ Block 0 counts and announces (signal.py). It sends no tokens, unless fewer than 
 
 from typing import NamedTuple
 
-from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, int32, lane_id, n_warps,
-                          prefetch, shared_array, shfl_idx, store_i32, syncthreads, syncthreads_or, syncwarp,
+from epmoe.device import (atomic_add_relaxed_gpu_i32, block_dim, block_idx, device_fn, f32, i32, int32, lane_id,
+                          n_warps, prefetch, shared_array, shfl_idx, store_i32, syncthreads, syncthreads_or, syncwarp,
                           thread_idx, u32, u32_as_f32, u64, uint64, warp_id)
 
 from .. import formats, ids, stamps
@@ -197,9 +197,9 @@ def _payloads(build, finish_one):
         part trailers: its own, or for a shared payload those of all messages of the token to that rank.
     finish(call, batch, m): adds the warp's part to `finished` of each of these messages.
     """
-    cfg, shares = build.cfg, message.shares_payloads(build.cfg)
+    cfg, shares, row_bytes = build.cfg, message.shares_payloads(build.cfg), build.cfg.hidden * BF16_BYTES
     fmt, to, msg, top_k, local = formats.of(cfg), peers.make(cfg), message.make(cfg), cfg.top_k, cfg.n_local_experts
-    direct, encode_part, encode_parts, row_bytes = fmt.direct, fmt.encode_part, fmt.encode_parts, cfg.hidden * BF16_BYTES
+    direct, encode_part, encode_parts = fmt.direct, fmt.encode_part, fmt.encode_parts
     copy_payload, input_scale = copy_part(fmt.token_size, read_only=direct), scale_of(build.input_scale)
 
     @device_fn

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from epmoe import layout
 from epmoe.device import (atomic_add_acq_rel_gpu_i32, block_dim, block_idx, device_fn, fence_acq_rel_cta,
                           grid_dim, i32, int32, lane_id, load16_stream, load_i32, load_u64, n_warps, prefetch,
-                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx, u32, u64,
-                          warp_id)
+                          shared_add_i32, shared_array, store_i32, syncthreads, syncthreads_or, syncwarp, thread_idx,
+                          u32, u64, warp_id)
 from epmoe_ref.config import READY
 
 from .. import lamport, stamps
@@ -44,8 +44,8 @@ def make(build):
     It signals every segment in every round, even one without rows. Without signals, one block sends BEGUN to all ranks,
     and the last block that has read region A resets it. failed: from failed_before. It has a barrier before it sends.
     """
-    cfg, signals, mark = build.cfg, build.signals, stamps.make(build.trace)
-    word, to, n_segments, n_ranks = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks, cfg.n_ranks
+    cfg, n_ranks, signals, mark = build.cfg, build.cfg.n_ranks, build.signals, stamps.make(build.trace)
+    word, to, n_segments = counters.words(cfg), peers.make(cfg), cfg.n_local_experts * cfg.n_src_ranks
     window = min(build.tuning.returned_segments, n_segments) if signals else n_segments     # at most LAMPORT_EXPERTS
     parts = _parts(cfg, store_vector if signals else device_fn(lambda at, q: lamport.store_row(at, *q)))
     send_run, leave = _runs(build, parts), signal.resetting(cfg, REGION_A, recv_count=False)

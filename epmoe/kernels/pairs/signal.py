@@ -141,7 +141,7 @@ def resetting(cfg, by_segment, single=(), *, recv_count=True):
         if last != 0:
             i = lane
             while i < n_segments:
-                if recv_count:          # a peer signals this word again only when this rank has answered, in a later kernel
+                if recv_count:          # a peer signals it again only when this rank has answered, in a later kernel
                     store_u64(call.recv_count_p + u64(8) * u64(i), u64(MAX_FINITE))
                 clear_segment(call.ep_counters, i)
                 i = i32(i + 32)

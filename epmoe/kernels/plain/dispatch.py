@@ -3,9 +3,9 @@
 Sending half. A block takes a token t and encodes its message into send_buf. For every pair (t, k), expert =
 topk_ids[t, k] and dst_rank is its owner. A warp claims slot `reserved[local_expert, dst_rank]++`, copies the message
 into dst_rank's recv_buf at [local_expert, my_rank, slot], and then adds one to `finished` with release. Nothing is sent
-for id -1. Any other invalid id is treated as -1, and counted in the status words (messages.ids). For every expert a warp
-counts its tokens in topk_ids. One thread waits with acquire until `finished` has reached that count, and writes the
-count into dst_rank's recv_count at [local_expert, my_rank], with release at system scope. That is the signal. It is
+for id -1. Any other invalid id is treated as -1, and counted in the status words (messages.ids). For every expert a
+warp counts its tokens in topk_ids. One thread waits with acquire until `finished` has reached that count, and writes
+the count into dst_rank's recv_count at [local_expert, my_rank], with release at system scope. That is the signal. It is
 sent for every expert, even if the count is 0.
 Waiting half: receive.py. Every kernel first looks at FAILED (waits.py), and does nothing if it is set.
 

@@ -104,7 +104,7 @@ class PlainKernel:
         return max(1, min(grid, 2 * self.cfg.n_experts) if flagged else grid)
 
     def launch(self, where, named, status, timeout):
-        """Launches the kernel. where: grid, block, stream. named: {name: argument}, and others that it does not take."""
+        """Launches the kernel. where: grid, block, stream. named: {name: argument}, others that it does not take."""
         (grid, block, stream), named = where, {name: named[name] for name in self.parameters if name in named}
         self._check(named)
         my_rank, most = named["my_rank"], self.kernel.max_threads

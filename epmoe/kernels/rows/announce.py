@@ -55,7 +55,7 @@ def announcing(shape, part, marks=True):
 
     @device_fn
     def load(call, first):
-        """(address at parity 0, bytes from there to parity 1, number unless a count, word); past the end the last word's."""
+        """(address at parity 0, bytes from it to parity 1, number unless a count, word); past the end the last's."""
         peer, word = split(i32(min(i32(first + lane_id()), ranks * n - 1)), n)
         word, number = i32(begin + word), i32(call.num_tokens)
         if word < MAX_PLACES:
@@ -150,9 +150,9 @@ def beginning(shape, mark, small):
     small: None, or namespace for small batches, whose calls end here. prepare(call) -> prepared: before the number is
     known. fits(announced): whether this is one, the same on all ranks. rest(call, announced, prepared): the rest.
     """
-    (begin_call, _), ranks, n_words = calls.begin_and_end(shape.n_ranks), shape.n_ranks, mailbox.experts_at(shape.n_ranks)
+    ranks, (begin_call, _) = shape.n_ranks, calls.begin_and_end(shape.n_ranks)
     has_small, announce_rank = small is not None, early(shape, "without_counts")
-    prepare = small.prepare if has_small else device_fn(lambda call: None)
+    n_words, prepare = mailbox.experts_at(ranks), small.prepare if has_small else device_fn(lambda call: None)
 
     @by_threads
     def load_counts(i, counts, announced):

@@ -103,7 +103,7 @@ def flag_bytes_for(n_rows):
 def flags(shape, phase):
     """Namespace of device functions that use the flags of rows.
 
-    n_parts(announced) -> number of parts of a row, the same on all ranks; long rows have a few (`fewest`), so that parts
+    n_parts(announced) -> parts of a row, the same on all ranks; long rows have a few (`fewest`), so that parts
     alternate even if all warps have many rows. raise_parts(call, mask, row, part, n_parts, lane): a warp has written up
     to at_once parts, from `part` on, at the ranks of `mask`; in lane r, row is the row at rank r. raise_at(call,
     rank, row, part, end, lane): it has written the parts [part, end) of a row at one rank. wait_for(call, row, part,

@@ -20,10 +20,10 @@ from .shape import NO_LIMIT, p
 def _expert_rows(shape):
     """Device function (params, received, first, is_first, lane) -> (output row, number of experts), called by a warp.
 
-    Lane i gets the output row of the (first + i)-th of a received row's experts in ascending order; -1 if there is none,
-    or if that output row is dropped. received: (row, its src_rank). With has_meta output rows follow from the numbers
-    that came with the row, and are written to the handle if is_first. Without it, they are read from the handle, and
-    experts with a dropped row are not counted.
+    Lane i gets the output row of the (first + i)-th of a received row's experts in ascending order; -1 if there is
+    none, or if that output row is dropped. received: (row, its src_rank). With has_meta output rows follow from the
+    numbers that came with the row, and are written to the handle if is_first. Without it, they are read from the
+    handle, and experts with a dropped row are not counted.
     """
     n_local, has_meta, n_masks = shape.num_local_experts, shape.has_meta, send.expert_masks(shape.num_local_experts)
 
@@ -83,7 +83,7 @@ def recorded_rows(shape):
 
 
 def clearing(shape, rows_of):
-    """Device function (params, known, me, warps, lane): zeroes padding rows, and all rows up to num_rows after the last.
+    """Device function (params, known, me, warps, lane): zeroes padding rows, and rows up to num_rows after the last.
 
     It does the share of warp `me` of `warps`: some warps for each 32 experts. rows_of(known, expert): as recorded_rows.
     """

@@ -57,8 +57,8 @@ def sharing(shape):
 
     of_block -> [first, end) of the tokens that this block numbers; empty for the leader block. are_claimed: whether
     warps claim parts of all blocks' tokens to send; else each block has one token or none. begin_with_own: whether a
-    warp first sends parts of a token of its own block, which needs no wait. It does if tokens are claimed and each has a
-    warp. If rows are expanded while they arrive, they are sent in order from the start.
+    warp first sends parts of a token of its own block, which needs no wait. It does if tokens are claimed and each has
+    a warp. If rows are expanded while they arrive, they are sent in order from the start.
     """
     num_senders, in_order = calls.num_senders, shape.expert_major
 

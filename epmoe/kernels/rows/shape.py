@@ -46,7 +46,7 @@ class Tuning:
     many_blocks: int = 64           # fewer are few, and push whole rows; 24 SMs have all SMs' speed, 0.69 before
 
     # Small batches: "Up to 128 tokens: Lamport rows, without signals", "Lamport rows of up to 1024 tokens of all ranks"
-    few_to_send: tuple = 128, 256   # up to so many tokens, threads of a block; 512 as fast, 1024 slower (512 tokens: 36, 42)
+    few_to_send: tuple = 128, 256   # up to so many tokens, threads of a block; 512 as fast; 1024: 42 us, with 512 36
     few_to_combine: tuple = 32, 512     # 512 tokens: 37.3 us, 34.7 with 1024
     few_to_expand: tuple = 16, 512  # one token: 15.1 us, 14.7 with 256, 17.5 with 1024; 128: 25.6, 27.1, 28.9
     lamport_tokens: int = 128       # of a rank, for any number of ranks; 25.8 / 24.5 us, 27.0 / 28.9 with signals

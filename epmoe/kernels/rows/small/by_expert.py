@@ -177,10 +177,10 @@ def dispatching(shape, mark, number_rows):
     await_tokens = announce.awaiting(shape, wait.ROWS_DISPATCH, "tokens", acquires=False)
     announce_places = announce.early(shape, "places", marks=False)
     announce_tokens = announce.early(shape, "tokens", fences=False, marks=False)
-    may_end = announce.closing(shape, wait.ROWS_DISPATCH, "header")
     ranks_of_lane, most = routing.ranks_of_token(shape), max(shape.lamport, 1)
+    may_end, n_numbers = announce.closing(shape, wait.ROWS_DISPATCH, "header"), ranks * most
     number_tokens, record_numbers = send.numbering(shape, device_fn(lambda masks, token: u32(masks[token])))
-    counts, write, n_numbers = announce.announcing(shape, "counts"), handle.writing(shape, placing.tokens_for), ranks * most
+    counts, write = announce.announcing(shape, "counts"), handle.writing(shape, placing.tokens_for)
 
     @by_warps
     def store_mask(token, call, masks):

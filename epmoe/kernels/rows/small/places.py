@@ -99,9 +99,9 @@ def placing(shape):
     src_rank, token, expert) -> output row, -1 for none. comes(places, src_rank, token) -> whether it has a row here.
     number(places, src_rank, token, lane) -> its number among all arriving rows, by a warp.
     """
-    ranks, n_local, num_experts, words_used = shape.n_ranks, shape.num_local_experts, shape.num_experts, _words_used(shape)
+    ranks, n_local, num_experts = shape.n_ranks, shape.num_local_experts, shape.num_experts
     a_word, most_words = shape.tuning.bits_word, -(-shape.lamport // shape.tuning.bits_word)
-    n_bits, n_any = most_words * num_experts, ranks * most_words
+    n_bits, n_any, words_used = most_words * num_experts, ranks * most_words, _words_used(shape)
     index = device_fn(lambda word, src_rank, expert: i32((word * ranks + src_rank) * n_local + expert))
 
     @device_fn
@@ -169,5 +169,5 @@ def placing(shape):
             n, i = i32(n + popc(u32(places.any_expert[i]))), i32(i + 32)
         return i32(warp_sum_i32(n) + popc(u32(u32(places.any_expert[its]) & below(bit))))
 
-    return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place, row=row_of,
-                     comes=comes, number=number)
+    return namespace("placing", allocate=allocate, words_used=words_used, tokens_for=tokens_for, place=place,
+                     row=row_of, comes=comes, number=number)

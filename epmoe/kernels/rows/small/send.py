@@ -128,10 +128,10 @@ def _parts(shape):
 def make(shape, tokens, into):
     """Namespace of device functions for blocks other than the leader block.
 
-    prepare(call) -> prepared: before the call's number is known, a warp begins to load its first unit of work. prepared:
+    prepare(call) -> prepared: before the call's number is known, a warp begins to load its first work. prepared:
     (at.of() this rank's window at rank `lane`, tokens.load() of the unit's token, the unit's part of a row). send(call,
     known, prepared): sends this warp's share of this rank's tokens. erase(call, known, prepared): resets the words that
-    it has sent. receive(call, known, announced, prepared) -> whether all came: stores this warp's share of arriving rows.
+    it has sent. receive(call, known, announced, prepared) -> whether all came: stores its share of arriving rows.
 
     tokens, into: namespaces of device functions, for rows (dispatch.py) or for rows by expert (by_expert.py). `known`
     is for them only: the numbers of this rank's rows, or Places. tokens.load(params, token, part, lane, is_wanted) ->
