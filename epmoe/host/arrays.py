@@ -145,6 +145,9 @@ def view(obj, what):
         return _from_cuda(obj)
     if hasattr(obj, "__dlpack__") and not isinstance(obj, type):
         return _from_dlpack(obj, what)
+    if hasattr(obj, "output_tokens"):
+        kind = type(obj).__name__
+        raise EPValueError(f"{what} is a {kind}: pass one of its arrays, like d.output_tokens, or your experts' result")
     is_list = isinstance(obj, (list, tuple))
     remedy = "; convert a list of numbers with np.asarray (only a LocalWorld takes lists over ranks)" if is_list else ""
     raise EPValueError(

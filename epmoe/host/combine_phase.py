@@ -28,6 +28,7 @@ class CombinePhase:
         self._kept = []  # the caller's arrays in device memory that kernels read, kept until the next combine
         self._unplaced = []  # arrays that begin has checked: see Placing.fill_in
         of = engine.ranks[0].dispatch_result.fields
+        self._named = [f"expert_outputs of rank {r.rank}" for r in engine.ranks]
         self._src_info, self._topk_ids = (of[name].offset for name in READ)
 
     def begin(self, expert_outputs, dispatched):
@@ -37,7 +38,7 @@ class CombinePhase:
             named = dict(expert_outputs=expert_outputs, dispatched=dispatched)
             given = list(inputs.each_rank(engine.world, **named))
         self._read, kept, unplaced = given, [], []
-        for part, (y, d) in zip(engine.parts, given):
+        for part, what, (y, d) in zip(engine.parts, self._named, given):
             r, loan = part.plan.r, part.loan
             if not isinstance(d, Dispatched) or d.round is not part:
                 kind = "Dispatched of another round or rank" if isinstance(d, Dispatched) else kind_of(d)
@@ -45,10 +46,7 @@ class CombinePhase:
                     f"combine of rank {r.rank} was given a {kind}; it needs what the open "
                     f"dispatch returned for rank {r.rank}, whole, trimmed() or numpy()"
                 )
-            try:
-                form, at, y = PEEKS[type(y)](y, "expert_outputs")
-            except EPValueError as error:
-                raise _outputs_refused(r.rank, y, error) from None
+            form, at, y = PEEKS[type(y)](y, what)
             n_rows = engine.plans.get((r.rank, form))
             if n_rows is None:
                 y = inputs.expert_outputs(self.cfg, engine.machine, r.rank, y, self.capacity, d)
@@ -219,11 +217,3 @@ class CombinePhase:
                     a = a._replace(address=placed[known])
                 words += a.words()
         return words
-
-
-def _outputs_refused(rank, y, error):
-    """The error for expert outputs that are no array, with the rank."""
-    what = f"expert_outputs of rank {rank}"
-    if isinstance(y, Dispatched):
-        return EPValueError(f"{what} is a Dispatched: pass your experts' result, an array like d.output_tokens")
-    return EPValueError(str(error).replace("expert_outputs", what, 1))
