@@ -2,10 +2,10 @@
 
 Device times say how fast kernels are, but a model waits for the slower of host and device. Each contender runs a loop
 of pairs with identity experts in between, and the wall clock is read when the device has ended. Arrays are made before
-the clock starts. same: every pair gets the same ones. new: every pair gets arrays at other addresses than the 2,000 before.
-layers: 8 pairs, each with the tokens that the one before returned; results (and autograd's graph) are kept until all 8 have run. graph: a
-CUDA graph of 128 chained pairs, replayed. us are per pair everywhere. A loop that ran on a slow CPU is repeated, see
-fast_cpu.py; if at least three were fast, they alone count.
+the clock starts. same: every pair gets the same ones. new: every pair gets arrays at other addresses than the 2,000
+before. layers: 8 pairs, each with the tokens that the one before returned; results (and autograd's graph) are kept until
+all 8 have run. graph: a CUDA graph of 128 chained pairs, replayed. us are per pair everywhere. A loop that ran on a slow
+CPU is repeated, see fast_cpu.py; if at least three were fast, they alone count.
 """
 
 import contextlib
